@@ -18,20 +18,13 @@ def minute(database: ClockedDatabase, number: float) -> datetime:
 
 
 def request_override(database: ClockedDatabase, what: str, number: float, **fields: Any) -> Reply:  # noqa: ANN401
-    [reply] = database.apply_batch(about(f"job.{what}", at=minute(database, number).isoformat(), **fields))
-    return reply
+    return database.apply(about(f"job.{what}", at=minute(database, number).isoformat(), **fields))
 
 
 def override(database: ClockedDatabase, what: str, number: float, to: float | None = None) -> Reply:
     reply = request_override(database, what, number, **({} if to is None else {"to": minute(database, to).isoformat()}))
     assert reply.status == "accepted", reply.errors
     return reply
-
-
-def refusal(reply: Reply) -> tuple[str, str, str]:
-    assert reply.status == "rejected"
-    [error] = reply.errors
-    return error.path, error.problem, error.remedy
 
 
 def fire_for(

@@ -50,9 +50,8 @@ class Requests:
     def start(self, stop: Shutdown) -> Future[None]:
         """Run an intake until its shutdown; the future has the exception that it raised."""
         kafka = dict(self.kafka)
-        intake = Intake(
-            IntakeSettings.load(), self.database.url_of("intake"), kafka, self.installation, stop, members=1
-        )
+        url = self.database.url_of("intake")
+        intake = Intake(IntakeSettings.load(), url, kafka, self.installation, stop, members=1)
         return in_background(intake.run)
 
     @contextmanager
@@ -67,7 +66,7 @@ class Requests:
 
     def send(
         self,
-        *values: bytes | Mapping[str, object],
+        *values: bytes | Mapping[str, object] | None,
         key: bytes | None = None,
         partition: int = 0,
         headers: Mapping[str, str | bytes] | None = None,
@@ -76,7 +75,7 @@ class Requests:
         pairs: list[tuple[str, str | bytes | None]] = [*(headers or {}).items()]
         offsets: list[int] = []
         for value in values:
-            data = value if isinstance(value, bytes) else json.dumps(value).encode()
+            data = value if isinstance(value, bytes | None) else json.dumps(value).encode()
             self._producer.produce(
                 topic or self.topics.requests,
                 value=data,
@@ -90,20 +89,8 @@ class Requests:
 
     def reply(self, value: bytes | None, *, key: bytes | None = None, **headers: str) -> int:
         """Produce a target's reply, with these headers under `tidewheel-`; returns its offset."""
-        offsets: list[int] = []
-        named: list[tuple[str, str | bytes | None]] = [
-            (f"tidewheel-{name.replace('_', '-')}", text) for name, text in headers.items()
-        ]
-        self._producer.produce(
-            self.topics.target_replies,
-            value=value,
-            key=key,
-            partition=0,
-            headers=named,
-            on_delivery=lambda _, message: offsets.append(message.offset() or 0),
-        )
-        assert self._producer.flush(_SECONDS) == 0
-        return offsets[0]
+        named = {f"tidewheel-{name.replace('_', '-')}": text for name, text in headers.items()}
+        return self.send(value, key=key, headers=named, topic=self.topics.target_replies)[0]
 
     def until_read(self, offset: int, partition: int = 0, *, topic: str | None = None) -> None:
         until(lambda: self.next_offset(partition, topic=topic) > offset, f"offset {offset} is applied")

@@ -9,7 +9,7 @@ import pytest
 from tests.fixtures.acts import about, submission
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.scheduler.firing import fire_due
-from tests.transitions.stepping import in_background, until_blocked
+from tests.transitions.stepping import behind
 from tidewheel.audit import process_user
 from tidewheel.control.client.bulk_load import BulkLoader, JobText
 from tidewheel.control.client.client import Client
@@ -18,6 +18,7 @@ from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.new_jobs import Loaded, load_jobs
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import parse_request
+from tidewheel.postgres.session import Conn
 from tidewheel.schemas.generated.records import RequestOrigin
 
 
@@ -190,8 +191,7 @@ def test_refused_job_of_a_load_is_reported_and_does_not_stop_others(database: Da
     loaded = load(database, submission("good"), *bad, submission("better", schedule="H H * * *"))
     assert (loaded.created, loaded.existing, sorted(loaded.refused)) == (2, 0, [1, 2, 3, 4])
     for position, document in enumerate(bad, start=1):
-        [asked] = database.apply_batch(document)
-        assert loaded.refused[position].errors == asked.errors
+        assert loaded.refused[position].errors == database.apply(document).errors
     assert database.rows("SELECT key FROM jobs ORDER BY key") == [("better",), ("good",)]
 
 
@@ -202,42 +202,31 @@ def test_bulk_load_writes_events_only_if_requested(database: Database) -> None:
     assert sorted(event.job_key for event in database.lifecycle()) == ["c", "d"]
 
 
-def test_intervals_without_an_anchor_are_spread_and_keep_their_phase(clocked: ClockedDatabase) -> None:
-    now = clocked.stop_clock()
-    hour = timedelta(hours=1)
-    jobs = [submission(f"job-{number}", schedule="@every 1h") for number in range(200)]
-    load(clocked, *jobs)
-    due = [at for (at,) in clocked.rows("SELECT due_at FROM timers")]
-    assert all(now < at <= now + hour for at in due)
-    assert len({(at - now) // timedelta(minutes=10) for at in due}) == 6
-    [edited] = clocked.apply_batch(submission("job-0", schedule="@every 1h", payload="edited"))
-    [(anchor, at)] = clocked.rows(
-        "SELECT j.interval_anchor, t.due_at FROM jobs AS j JOIN timers AS t USING (job_id) WHERE j.key = 'job-0'"
-    )
-    assert (edited.job_version, edited.next_run_at) == (2, at)
-    assert (at - anchor) % hour == timedelta(0)
+# Some are loaded as a pattern, others one by one.
+SPREAD: list[dict[str, Any]] = [
+    {}, {"end_at": "2099-01-01T00:00:00Z"}, {"max_runs": 9}, {"exclude_calendars": ["holidays"]},
+    {"payload_base64": "AAEC"}, {"description": "d" * 4096},
+]  # fmt: skip
 
 
-OUT_OF_THE_ORDINARY: list[dict[str, Any]] = [
-    {"end_at": "2099-01-01T00:00:00Z"},
-    {"max_runs": 9},
-    {"exclude_calendars": ["holidays"]},
-    {"payload_base64": "AAEC"},
-    {"description": "d" * 4096},
-    {},
-]
-
-
-@pytest.mark.parametrize("job", OUT_OF_THE_ORDINARY, ids=lambda job: next(iter(job), "key"))
-def test_intervals_with_other_fields_are_spread(clocked: ClockedDatabase, job: dict[str, Any]) -> None:
-    now = clocked.stop_clock()
-    clocked.apply_batch({"type": "calendar.put", "name": "holidays", "days": ["2099-01-01"]})
-    mark = "" if job else "é"  # in a key, which is then none of a pattern
+@pytest.mark.parametrize("mark", ["", "é"], ids=["", "key"])
+@pytest.mark.parametrize("job", SPREAD, ids=lambda job: next(iter(job), "plain"))
+def test_intervals_without_an_anchor_are_spread_and_keep_their_phase(
+    clocked: ClockedDatabase, job: dict[str, Any], mark: str
+) -> None:
+    now, hour = clocked.stop_clock(), timedelta(hours=1)
+    clocked.apply({"type": "calendar.put", "name": "holidays", "days": ["2099-01-01"]})
     jobs = [submission(f"job-{n}{mark}", schedule="@every 1h", **job) for n in range(100)]
     assert load(clocked, *jobs).created == 100
     due = [at for (at,) in clocked.rows("SELECT due_at FROM timers")]
-    assert all(now < at <= now + timedelta(hours=1) for at in due)
+    assert all(now < at <= now + hour for at in due)
     assert len({(at - now) // timedelta(minutes=10) for at in due}) == 6
+    edited = clocked.submit(f"job-0{mark}", schedule="@every 1h", **job, labels={"edited": "yes"})
+    [(anchor, at)] = clocked.rows(
+        "SELECT interval_anchor, due_at FROM jobs JOIN timers USING (job_id) WHERE key LIKE 'job-0%%'"
+    )
+    assert (edited.job_version, edited.next_run_at) == (2, at)
+    assert (at - anchor) % hour == timedelta(0)
 
 
 def test_spread_interval_is_validated_from_its_spread_anchor(clocked: ClockedDatabase) -> None:
@@ -263,17 +252,14 @@ def test_explicit_anchor_is_kept(clocked: ClockedDatabase) -> None:
 def test_job_created_concurrently_is_reported_as_existing(
     database: Database, job: dict[str, Any], *, deleted: bool
 ) -> None:
-    other, own = database.connection(), database.connection()
-    database.apply_batch_within(other, submission("twin", **job))
-    if deleted:
-        database.apply_batch_within(other, about("job.delete", "twin"))
+    before: list[tuple[object, ...]] = []
+
+    def create(connection: Conn) -> None:
+        database.apply_batch_within(connection, submission("twin", **job), *[about("job.delete", "twin")] * deleted)
+        before.extend(connection.execute("SELECT to_jsonb(j) FROM jobs AS j WHERE key = 'twin'"))
+
     batch = [ReceivedRequest(parse_request(submission(key, payload=2, **job))) for key in ("a", "twin")]
-    loading = in_background(lambda: load_jobs(own, database.installation, batch))
-    until_blocked(database, own)
-    before = other.execute("SELECT to_jsonb(j) FROM jobs AS j WHERE key = 'twin'").fetchall()
-    other.commit()
-    loaded = loading.result(timeout=30)
-    own.commit()
+    loaded = behind(database, create, lambda connection: load_jobs(connection, database.installation, batch))
     assert (loaded.created, loaded.existing, loaded.refused) == (1, 1, {})
     assert database.rows("SELECT to_jsonb(j) FROM jobs AS j WHERE key = 'twin'") == before
     assert database.rows("SELECT j.key, v.version FROM job_versions AS v JOIN jobs AS j USING (job_id) ORDER BY 1") == [
@@ -282,12 +268,7 @@ def test_job_created_concurrently_is_reported_as_existing(
 
 
 def test_loaded_job_fires(still: ClockedDatabase) -> None:
-    load(
-        still,
-        submission("a", schedule="@every 10s"),
-        submission("b", schedule="2020-01-01T00:00:00Z", catch_up="fire_all"),
-    )
+    load(still, submission(schedule="@every 10s"))
     still.advance(timedelta(seconds=10))
     fire_due(still)
-    assert sorted(still.rows("SELECT j.key FROM runs AS r JOIN jobs AS j USING (job_id)"))[0] == ("a",)
-    assert {run.job_version for run in still.job_runs()} == {1}
+    assert [run.job_version for run in still.job_runs()] == [1]

@@ -1,14 +1,12 @@
 """A change of a calendar holds at once and exactly for every job that names it."""
 
-from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tests.fixtures.acts import about, submission
+from tests.fixtures.acts import about, refusal, submission
 from tests.fixtures.database import ClockedDatabase, Database
-from tests.fixtures.services import until
 from tests.scheduler.firing import fire_due
-from tests.transitions.stepping import in_background
+from tests.transitions.stepping import batch_behind
 from tidewheel.schemas.generated.records import Reply
 
 SECOND = timedelta(seconds=1)
@@ -18,8 +16,7 @@ DAILY: dict[str, Any] = {"schedule": {"cron": "0 9 * * *"}, "overlap": "allow_al
 
 
 def put(database: Database, name: str = "holidays", **fields: object) -> Reply:
-    [reply] = database.apply_batch(putting(name, **fields))
-    return reply
+    return database.apply(putting(name, **fields))
 
 
 def putting(name: str = "holidays", **fields: object) -> dict[str, object]:
@@ -175,50 +172,37 @@ def test_pause_survives_a_put_and_ends_by_the_new_days(friday: ClockedDatabase) 
     put(friday)
     assert friday.rows("SELECT hold_reason, due_at = 'infinity' FROM timers") == [("pause", True)]
     friday.stop_clock(november(28, 10))
-    [reply] = friday.apply_batch(about("job.resume"))
+    friday.accept(about("job.resume"))
     fire_due(friday)
-    assert reply.status == "accepted"
     assert [count for reason, _, _, count in skipped(friday) if reason == "paused"] == []
     assert fired(friday) == [november(day) for day in (23, 24, 25, 26, 27)]
 
 
 def test_unknown_calendar_is_refused_with_the_nearest_name(friday: Database) -> None:
     put(friday, "german-holidays")
-    job: dict[str, Any] = DAILY | {
-        "exclude_calendars": ["german-holidays"],
-        "include_calendars": ["german-holidays", "german-holiday"],
-    }
-    [reply] = friday.apply_batch(submission(**job))
-    [error] = reply.errors
-    assert (error.path, error.problem) == (
-        "job.include_calendars.1",
-        "tenant 'default' has no calendar 'german-holiday'",
-    )
-    assert error.remedy == "did you mean 'german-holidays'?"
+    names = ["german-holidays", "german-holiday"]
+    error = friday.refuse(submission(**DAILY, exclude_calendars=names[:1], include_calendars=names))
+    assert (error.path, error.remedy) == ("job.include_calendars.1", "did you mean 'german-holidays'?")
     assert friday.count("jobs") == 0
 
 
 def test_calendars_of_another_tenant_are_unknown(friday: Database) -> None:
     friday.execute("INSERT INTO tenants (tenant) VALUES ('other')")
     friday.apply_batch(putting() | {"tenant": "other"})
-    [reply] = friday.apply_batch(submission(**DAILY, exclude_calendars=["holidays"]))
-    assert [error.remedy for error in reply.errors] == ["create the calendar first"]
+    assert friday.refuse(submission(**DAILY, exclude_calendars=["holidays"])).remedy == "create the calendar first"
 
 
 def test_job_without_any_open_day_is_refused(friday: Database) -> None:
     put(friday)
-    [reply] = friday.apply_batch(submission(schedule={"cron": "0 9 * * SAT"}, exclude_calendars=["holidays"]))
-    [error] = reply.errors
-    assert error.path == "job.exclude_calendars"
-    assert "can never fire" in error.problem
+    saturdays = submission(schedule={"cron": "0 9 * * SAT"}, exclude_calendars=["holidays"])
+    assert friday.refuse(saturdays).path == "job.exclude_calendars"
 
 
 def test_calendar_is_deleted_once_no_job_names_it(friday: Database) -> None:
     put(friday)
     for key in ("b", "a"):
         friday.submit(key, **DAILY, exclude_calendars=["holidays"])
-    [reply] = friday.apply_batch(deleting())
-    [error] = reply.errors
+    error = friday.refuse(deleting())
     assert (error.path, error.problem) == ("name", "2 jobs use it, 'a' first")
     friday.submit("a", **DAILY)
     friday.apply_batch(about("job.delete", "b"))
@@ -228,9 +212,9 @@ def test_calendar_is_deleted_once_no_job_names_it(friday: Database) -> None:
 
 def test_deletion_of_an_unknown_calendar_is_refused_with_the_known_ones(friday: Database) -> None:
     put(friday, "holidays")
-    [reply] = friday.apply_batch(deleting("weekends-and-more"))
-    [error] = reply.errors
-    assert (reply.code, error.path, error.remedy) == ("unknown_calendar", "name", "write one of holidays")
+    reply = friday.apply(deleting("weekends-and-more"))
+    assert (reply.code, refusal(reply).path) == ("unknown_calendar", "name")
+    assert refusal(reply).remedy == "write one of holidays"
 
 
 def test_job_follows_the_calendars_of_its_current_version_only(friday: ClockedDatabase) -> None:
@@ -246,23 +230,18 @@ def test_job_follows_the_calendars_of_its_current_version_only(friday: ClockedDa
 
 def test_submit_waits_for_a_concurrent_put_and_follows_its_days(friday: ClockedDatabase) -> None:
     put(friday, days=["2027-01-01"])
-    connection = friday.connection()
-    friday.apply_batch_within(connection, putting(days=["2026-11-21"]))
-    asked = background(friday, submission(**DAILY, exclude_calendars=["holidays"]))
-    until(lambda: waiting(friday), "the submit waits for the calendar")
-    connection.commit()
-    [reply] = asked.result(30)
+    [reply] = batch_behind(
+        friday,
+        lambda connection: friday.apply_batch_within(connection, putting(days=["2026-11-21"])),
+        submission(**DAILY, exclude_calendars=["holidays"]),
+    )
     assert reply.next_run_at == november(22)
 
 
 def test_put_waits_for_a_concurrent_submit_and_applies_to_its_job(friday: ClockedDatabase) -> None:
     put(friday, days=["2027-01-01"])
-    connection = friday.connection()
-    friday.apply_batch_within(connection, submission(**DAILY, exclude_calendars=["holidays"]))
-    asked = background(friday, putting(days=["2026-11-21"]))
-    until(lambda: waiting(friday), "the put waits for the submit")
-    connection.commit()
-    asked.result(30)
+    submit = submission(**DAILY, exclude_calendars=["holidays"])
+    batch_behind(friday, lambda connection: friday.apply_batch_within(connection, submit), putting(days=["2026-11-21"]))
     assert timer(friday)[1] == november(22)
 
 
@@ -279,23 +258,10 @@ def test_firing_that_waits_for_a_concurrent_put_follows_its_days(friday: Clocked
     assert fired(friday) == []
 
 
-def background(database: Database, document: dict[str, object]) -> Future[list[Reply]]:
-    return in_background(lambda: database.apply_batch(document))
-
-
-def waiting(database: Database) -> bool:
-    return bool(
-        database.value(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-        )
-    )
-
-
 def test_once_on_an_excluded_day_fires_on_the_next_business_day(friday: ClockedDatabase) -> None:
     put(friday)
     once: dict[str, Any] = {"schedule": {"once": "2026-11-21T09:00:00Z"}, "exclude_calendars": ["holidays"]}
-    [refused] = friday.apply_batch(submission(**once))
-    assert [error.path for error in refused.errors] == ["job.exclude_calendars"]
+    assert friday.refuse(submission(**once)).path == "job.exclude_calendars"
     friday.submit(**once, on_excluded="next_business_day")
     for day in (21, 22, 23, 24):
         friday.stop_clock(november(day))

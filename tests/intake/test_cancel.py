@@ -7,26 +7,23 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from tests.fixtures.acts import EXECUTOR, about, ending, submission
+from tests.fixtures.acts import EXECUTOR, about, cancelling, ending, refusal, submission
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
 from tests.intake.minutes import override
 from tests.scheduler.firing import fire_due
-from tests.transitions.stepping import in_background, until_blocked
+from tests.transitions.stepping import batch_behind, behind, in_background, until_blocked
 from tidewheel.intake import locks as busy
 from tidewheel.intake.locks import RowLocked
+from tidewheel.postgres.session import Conn
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 from tidewheel.transitions.claim import claim_runs
 from tidewheel.transitions.finish import finish_runs
 
 
-def asking(run_id: UUID, **fields: object) -> dict[str, object]:
-    return {"type": "run.cancel", "run_id": str(run_id)} | fields
-
-
 def cancel(database: Database, run_id: UUID, **fields: object) -> Reply:
-    return database.apply_batch(asking(run_id, **fields))[0]
+    return database.apply(cancelling(run_id, **fields))
 
 
 def test_unstarted_run_is_cancelled_at_once_and_its_claim_refused(with_job: Database) -> None:
@@ -56,30 +53,20 @@ def test_running_run_is_signalled_to_its_executor(with_job: Database) -> None:
 
 def test_repeated_cancel_changes_nothing_and_reports_the_state(with_job: Database) -> None:
     started = with_job.begun()
-    assert [cancel(with_job, started.run_id).run_status for _ in range(3)] == ["running", "cancelling", "cancelling"]
+    replies = with_job.apply_batch(*[cancelling(started.run_id)] * 2)
+    assert [reply.run_status for reply in replies] == ["running", "cancelling"]
+    assert cancel(with_job, started.run_id).run_status == "cancelling"
     assert with_job.count("signals") == 1
     with_job.succeed(started)
     assert cancel(with_job, started.run_id).run_status == "cancelled"
     assert len(with_job.completions()) == 1
 
 
-def test_cancel_does_not_change_a_terminal_run(with_job: Database) -> None:
-    started = with_job.begun()
-    with_job.succeed(started)
-    reply = cancel(with_job, started.run_id)
-    assert (reply.status, reply.run_status) == ("accepted", "succeeded")
-    assert with_job.final_state(started.run_id) == ("succeeded", None)
-
-
 def test_unknown_run_or_run_of_another_tenant_is_refused(with_job: Database) -> None:
     with_job.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
     mine = with_job.trigger()
-    for reply in with_job.apply_batch(asking(uuid4()), asking(mine, tenant="acme")):
-        assert (reply.status, reply.code, [error.path for error in reply.errors]) == (
-            "rejected",
-            "unknown_run",
-            ["run_id"],
-        )
+    for reply in with_job.apply_batch(cancelling(uuid4()), cancelling(mine, tenant="acme")):
+        assert (reply.code, refusal(reply).path) == ("unknown_run", "run_id")
     assert with_job.open_run(mine).state == "queued"
 
 
@@ -92,23 +79,27 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("patient")
 def test_cancel_waits_for_a_concurrent_claim_and_signals_the_attempt(with_job: Database) -> None:
     wanted = with_job.requested_claim(with_job.trigger())
-    claiming, cancelling = with_job.connection(), with_job.connection()
-    assert len(claim_runs(claiming, with_job.installation, [wanted], executor_id=EXECUTOR).started) == 1
-    waiting = in_background(lambda: with_job.apply_batch_within(cancelling, asking(wanted.run_id)))
-    until_blocked(with_job, cancelling)
-    claiming.commit()
-    assert [reply.run_status for reply in waiting.result(30)] == ["running"]
-    assert cancelling.execute("SHOW lock_timeout").fetchone() == ("10s",)
-    cancelling.commit()
+    limits: list[object] = []
+
+    def claim(connection: Conn) -> None:
+        assert len(claim_runs(connection, with_job.installation, [wanted], executor_id=EXECUTOR).started) == 1
+
+    def ask(connection: Conn) -> str | None:
+        [reply] = with_job.apply_batch_within(connection, cancelling(wanted.run_id))
+        limits.extend(connection.execute("SHOW lock_timeout"))
+        return reply.run_status
+
+    assert behind(with_job, claim, ask) == "running"
+    assert limits == [("10s",)]
     assert with_job.open_run(wanted.run_id).state == "cancelling"
 
 
 def test_cancelled_run_is_not_claimed_after_the_reply(with_job: Database) -> None:
     wanted = with_job.requested_claim(with_job.trigger())
-    cancelling, claiming = with_job.connection(), with_job.connection()
-    with_job.apply_batch_within(cancelling, asking(wanted.run_id))
+    cancel, claiming = with_job.connection(), with_job.connection()
+    with_job.apply_batch_within(cancel, cancelling(wanted.run_id))
     assert claim_runs(claiming, with_job.installation, [wanted], executor_id=EXECUTOR).started == []
-    cancelling.commit()
+    cancel.commit()
     assert claim_runs(claiming, with_job.installation, [wanted], executor_id=EXECUTOR).started == []
     assert with_job.job_runs() == []
 
@@ -116,20 +107,13 @@ def test_cancelled_run_is_not_claimed_after_the_reply(with_job: Database) -> Non
 @pytest.mark.usefixtures("patient")
 def test_cancel_waits_for_a_concurrent_end_and_reports_it(with_job: Database) -> None:
     started = with_job.begun()
-    closing, cancelling = with_job.connection(), with_job.connection()
-    finish_runs(closing, with_job.installation, [ending(started, RunState.SUCCEEDED)])
-    waiting = in_background(lambda: with_job.apply_batch_within(cancelling, asking(started.run_id)))
-    until_blocked(with_job, cancelling)
-    closing.commit()
-    assert [reply.run_status for reply in waiting.result(30)] == ["succeeded"]
-    cancelling.commit()
-
-
-def test_duplicate_cancels_in_a_batch_get_replies_in_order(with_job: Database) -> None:
-    run_id = with_job.trigger()
-    with_job.begin(run_id)
-    replies = with_job.apply_batch(asking(run_id), asking(run_id))
-    assert [reply.run_status for reply in replies] == ["running", "cancelling"]
+    end = [ending(started, RunState.SUCCEEDED)]
+    [reply] = batch_behind(
+        with_job, lambda connection: finish_runs(connection, with_job.installation, end), cancelling(started.run_id)
+    )
+    for each in (reply, cancel(with_job, started.run_id)):
+        assert (each.status, each.run_status) == ("accepted", "succeeded")
+    assert with_job.final_state(started.run_id) == ("succeeded", None)
 
 
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
@@ -137,8 +121,7 @@ AHEAD = 5 * SECOND
 
 
 def cancel_ahead(database: ClockedDatabase, run: UUID) -> None:
-    [reply] = database.apply_batch({"type": "run.cancel", "run_id": str(run)})
-    assert reply.status == "accepted", reply.errors
+    database.accept(cancelling(run))
     assert database.final_state(run)[0] == "cancelled"
 
 
@@ -188,9 +171,7 @@ CHANGES = [
 
 @pytest.mark.parametrize(("schedule", "change"), CHANGES)
 def test_cancelled_run_is_not_created_again_by_a_change(
-    clocked: ClockedDatabase,
-    schedule: Callable[[datetime], object],
-    change: Callable[[ClockedDatabase, object], None],
+    clocked: ClockedDatabase, schedule: Callable[[datetime], object], change: Callable[[ClockedDatabase, object], None]
 ) -> None:
     now = clocked.stop_clock()
     made = schedule(now)
@@ -252,7 +233,7 @@ def test_a_workflow_is_not_cancelled_while_a_claim_that_cannot_see_it_is_under_w
         database.apply_batch(about_root("cancel", root))
     assert (database.count("pending_cancels"), database.count("workflows")) == (0, 0)
     claiming.commit()
-    assert [reply.status for reply in database.apply_batch(about_root("cancel", root))] == [ReplyStatus.ACCEPTED]
+    database.accept(about_root("cancel", root))
     assert database.count("pending_cancels") == 1
 
 
@@ -288,13 +269,8 @@ def test_no_request_waits_with_a_key_locked(database: Database) -> None:
     database.succeed(started)
     holding, changing = database.connection(), database.connection()
     holding.execute("SELECT FROM jobs WHERE key = 'other' FOR UPDATE")
-    changed = in_background(
-        lambda: database.apply_batch_within(
-            changing,
-            {"type": "run.cancel", "run_id": str(second)},
-            {"type": "job.pause", "key": "other"},
-        )
-    )
+    documents = [cancelling(second), about("job.pause", "other")]
+    changed = in_background(lambda: database.apply_batch_within(changing, *documents))
     until_blocked(database, changing)
     with database.transaction() as connection:
         assert connection.execute("SELECT FROM run_keys WHERE running = 1 FOR UPDATE SKIP LOCKED").rowcount == 1

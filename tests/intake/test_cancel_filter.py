@@ -7,7 +7,8 @@ from uuid import UUID
 
 import pytest
 
-from tests.fixtures.acts import EXECUTOR, about
+from tests.fixtures.acts import EXECUTOR, about, refusal, submission
+from tests.fixtures.acts import cancelling as cancelling_run
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.stepping import in_background, until_blocked
@@ -40,19 +41,17 @@ def cancelling(**fields: object) -> dict[str, object]:
 
 
 def cancel(database: Database, **fields: object) -> int:
-    [reply] = database.apply_batch(cancelling(**fields))
-    assert reply.status is ReplyStatus.ACCEPTED, reply.errors
-    assert reply.cancellation_id is not None
-    return reply.cancellation_id
+    number = database.accept(cancelling(**fields)).cancellation_id
+    assert number is not None
+    return number
 
 
 def claimable(database: Database, *runs: UUID) -> list[bool]:
     return [len(database.claim(run).started) == 1 for run in runs]
 
 
-def refusal(reply: Reply) -> tuple[str | None, str]:
-    assert reply.status is ReplyStatus.REJECTED
-    return reply.code, reply.errors[0].path
+def code_and_path(reply: Reply) -> tuple[str | None, str]:
+    return reply.code, refusal(reply).path
 
 
 def test_label_filters_let_the_planner_choose_and_others_use_keys(
@@ -124,14 +123,12 @@ def test_started_runs_continue_if_requested(with_jobs: Database) -> None:
 
 def test_runs_of_another_tenant_are_not_cancelled(with_jobs: Database) -> None:
     with_jobs.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
-    with_jobs.apply_batch(
-        {"type": "job.submit", "tenant": "acme", "job": {"key": "job", "schedule": "manual", "target": "send-email"}},
-    )
-    theirs = UUID(with_jobs.apply_batch(about("job.trigger", tenant="acme"))[0].run_id)
+    with_jobs.accept(submission() | {"tenant": "acme"})
+    theirs = with_jobs.trigger(tenant="acme")
     cancel(with_jobs, handler="send-email")
     assert claimable(with_jobs, theirs, with_jobs.trigger()) == [True, True]
-    [mine, another] = with_jobs.trigger(), UUID(with_jobs.apply_batch(about("job.trigger", tenant="acme"))[0].run_id)
-    with_jobs.apply_batch(cancelling(handler="send-email", tenant="acme"))
+    mine, another = with_jobs.trigger(), with_jobs.trigger(tenant="acme")
+    cancel(with_jobs, handler="send-email", tenant="acme")
     assert claimable(with_jobs, mine, another) == [True, False]
 
 
@@ -151,45 +148,18 @@ def test_filter_may_name_a_deleted_job(with_jobs: Database) -> None:
 def test_filter_with_unknown_names_is_refused(with_jobs: Database) -> None:
     later = (with_jobs.now() + timedelta(hours=1)).isoformat()
     replies = with_jobs.apply_batch(
-        cancelling(key="nope"),
-        cancelling(labels={"team": "nobody"}),
-        cancelling(key="job", created_before=later),
+        cancelling(key="nope"), cancelling(labels={"team": "nobody"}), cancelling(key="job", created_before=later)
     )
-    assert [refusal(reply) for reply in replies] == [
-        ("unknown_job", "key"),
-        ("invalid", "labels"),
-        ("invalid", "created_before"),
-    ]
+    refused = [("unknown_job", "key"), ("invalid", "labels"), ("invalid", "created_before")]
+    assert [code_and_path(reply) for reply in replies] == refused
     assert (with_jobs.count("cancellations"), with_jobs.count("cancelled_jobs")) == (0, 0)
 
 
 def test_labels_that_match_too_many_jobs_are_refused(with_jobs: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cancel_filter, "MAX_JOBS", 1)
-    [reply] = with_jobs.apply_batch(cancelling(labels={"team": "billing"}))
-    assert refusal(reply) == ("invalid", "labels")
-    assert reply.errors[0].problem == "more than 1 jobs have these labels"
+    error = with_jobs.refuse(cancelling(labels={"team": "billing"}))
+    assert (error.path, error.problem) == ("labels", "more than 1 jobs have these labels")
     cancel(with_jobs, labels={"tier": "1"})
-
-
-def test_cancellation_is_accepted_after_the_claims_under_way_and_blocks_new_ones(with_jobs: Database) -> None:
-    """Claim as executors do: share the lock in a statement before the cancellations are read."""
-    enter(with_jobs)
-    first, second = with_jobs.trigger(), with_jobs.trigger()
-    claims = {run: with_jobs.requested_claim(run) for run in (first, second)}
-    claiming, cancelled, late = (with_jobs.connection() for _ in range(3))
-    assert len(claim_as_executors_do(with_jobs, claiming, claims[first]).started) == 1
-    with pytest.raises(RowLocked, match="lock on claims"):
-        with_jobs.apply_batch_within(cancelled, cancelling(key="job"))
-    cancelled.rollback()
-    claiming.commit()
-    [reply] = with_jobs.apply_batch_within(cancelled, cancelling(key="job"))
-    assert reply.status is ReplyStatus.ACCEPTED
-    start = in_background(lambda: claim_as_executors_do(with_jobs, late, claims[second]))
-    until_blocked(with_jobs, late)
-    cancelled.commit()
-    assert start.result(30).started == []
-    late.commit()
-    assert with_jobs.open_run(first).state == "running"
 
 
 @pytest.mark.parametrize("beside", [(), (about("job.delete", "other"),)], ids=["alone", "in-a-batch"])
@@ -200,7 +170,7 @@ def test_cancellation_behind_a_frozen_claim_holds_up_other_claims_for_a_fraction
 
     A waiting exclusive lock makes them queue: it once waited for 10 s, and again after each failure.
     """
-    enter(with_jobs)
+    with_jobs.register()
     first, second = with_jobs.trigger(), with_jobs.trigger()
     frozen, cancelled, other = (with_jobs.connection() for _ in range(3))
     claim_as_executors_do(with_jobs, frozen, with_jobs.requested_claim(first))
@@ -222,7 +192,7 @@ def test_cancellation_behind_a_frozen_claim_holds_up_other_claims_for_a_fraction
 
 
 def test_client_that_cancels_by_filter_waits_for_the_claims_under_way(with_jobs: Database) -> None:
-    enter(with_jobs)
+    with_jobs.register()
     run_id = with_jobs.trigger()
     claiming = with_jobs.connection()
     claim_as_executors_do(with_jobs, claiming, with_jobs.requested_claim(run_id))
@@ -235,27 +205,19 @@ def test_client_that_cancels_by_filter_waits_for_the_claims_under_way(with_jobs:
 
 def test_batch_locks_claims_before_any_run(with_jobs: Database) -> None:
     """The owner of an active run must not wait for a claim that waits for that run."""
-    enter(with_jobs)
+    with_jobs.register()
     with_jobs.submit("turns", overlap="buffer_all")
     holder, waiter = with_jobs.begun("turns"), with_jobs.trigger("turns")
     with_jobs.requeue(holder, AttemptOutcome.FAILED, timedelta(hours=1))
     claims = with_jobs.requested_claim(waiter)
     batch, claiming = with_jobs.connection(), with_jobs.connection()
-    documents = [{"type": "run.cancel", "run_id": str(holder.run_id)}, cancelling(key="job")]
+    documents = [cancelling_run(holder.run_id), cancelling(key="job")]
     assert [reply.status for reply in with_jobs.apply_batch_within(batch, *documents)] == ["accepted", "accepted"]
     start = in_background(lambda: claim_as_executors_do(with_jobs, claiming, claims))
     until_blocked(with_jobs, claiming)
     batch.commit()
     assert len(start.result(30).started) == 1
     claiming.commit()
-
-
-def enter(database: Database) -> None:
-    database.execute(
-        "INSERT INTO executors (executor_id, name, queues, handlers, slots, last_heartbeat_at, started_at)"
-        " VALUES (%s, 'e', '{default}', '{}', 1, now(), now())",
-        [EXECUTOR],
-    )
 
 
 def claim_as_executors_do(database: Database, connection: Conn, wanted: Claim) -> Claimed:

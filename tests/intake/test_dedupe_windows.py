@@ -1,6 +1,5 @@
 """`dedupe` of triggers: one run in a window, and the answer says what became of each trigger."""
 
-import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
@@ -26,8 +25,7 @@ def dedupe(mode: str, window: object = "1h", key: object = "k", **more: object) 
 
 
 def send(database: Database, mode: str, number: int = 0, **fields: object) -> Reply:
-    [reply] = database.apply_batch(about("job.trigger", payload=number, **dedupe(mode, **fields)))
-    return reply
+    return database.apply(about("job.trigger", payload=number, **dedupe(mode, **fields)))
 
 
 def answers(*replies: Reply) -> list[str | None]:
@@ -139,9 +137,7 @@ def test_key_takes_fields_of_the_payload(still: ClockedDatabase) -> None:
     customers = ({"customer": "a"}, {"customer": "b"}, {"customer": "a"})
     replies = still.apply_batch(*(about("job.trigger", payload=each, dedupe=shared) for each in customers))
     assert answers(*replies) == ["accepted", "accepted", "deduplicated"]
-    [reply] = still.apply_batch(about("job.trigger", payload={}, dedupe=shared))
-    assert [error.path for error in reply.errors] == ["payload.customer"]
-    assert "dedupe key" in reply.errors[0].problem
+    assert still.refuse(about("job.trigger", payload={}, dedupe=shared)).path == "payload.customer"
 
 
 def test_cancelled_run_is_not_replaced(still: ClockedDatabase) -> None:
@@ -182,13 +178,9 @@ def test_trigger_without_dedupe_costs_no_statement(still: ClockedDatabase, monke
 
 
 def test_concurrent_first_triggers_make_one_run(with_job: Database) -> None:
-    found: list[Reply] = []
-    threads = [threading.Thread(target=lambda: found.append(send(with_job, "reject"))) for _ in range(8)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(30)
-    assert sorted(map(str, answers(*found))) == ["accepted", *["deduplicated"] * 7]
+    sent = [in_background(lambda: send(with_job, "reject")) for _ in range(8)]
+    replies = [each.result(30) for each in sent]
+    assert sorted(map(str, answers(*replies))) == ["accepted", *["deduplicated"] * 7]
     assert len(with_job.job_runs()) == 1
 
 
@@ -226,35 +218,28 @@ def test_bad_dedupe_is_refused_by_its_path(still: ClockedDatabase, given: dict[s
 
 def test_debounce_with_a_time_is_refused(still: ClockedDatabase) -> None:
     [error] = refused(still, delay="1m", **dedupe("debounce"))
-    assert (error.path, error.problem) == (
-        "delay",
-        "cannot be combined with debounce, where a run starts after its window",
-    )
+    assert error.path == "delay"
 
 
 def refused(database: Database, **fields: object) -> Sequence[FieldError | ReplyError]:
     """Return the errors of a trigger: of its shape, or of the reply."""
     try:
-        [reply] = database.apply_batch(about("job.trigger") | fields)
+        return database.apply(about("job.trigger") | fields).errors
     except InvalidInput as error:
         return error.errors
-    return reply.errors
 
 
 def test_job_has_what_its_triggers_leave_out(still: ClockedDatabase) -> None:
     still.submit(dedupe={"key": "{payload.customer}", "window": "10s", "mode": "debounce", "longest": "1m"})
 
     def sent(**fields: object) -> Reply:
-        [reply] = still.apply_batch(about("job.trigger", payload={"customer": "a"}) | fields)
-        return reply
+        return still.apply(about("job.trigger", payload={"customer": "a"}) | fields)
 
     first, second = sent(), sent()
     assert answers(first, second) == ["accepted", "debounced"]
     assert (second.run_id, second.next_run_at) == (first.run_id, still.now() + timedelta(seconds=10, microseconds=1))
-    assert answers(sent(dedupe={"key": "b"}), sent(dedupe={"key": "b", "mode": "reject"})) == [
-        "accepted",
-        "deduplicated",
-    ]
+    other = sent(dedupe={"key": "b"}), sent(dedupe={"key": "b", "mode": "reject"})
+    assert answers(*other) == ["accepted", "deduplicated"]
     assert [error.path for error in refused(still, payload={})] == ["payload.customer"]
     assert [error.path for error in refused(still, payload={"customer": "a"}, delay="1m")] == ["delay"]
     still.submit(dedupe={"window": "1h"})

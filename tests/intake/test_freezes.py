@@ -6,10 +6,10 @@ from uuid import UUID
 
 import pytest
 
-from tests.fixtures.acts import EXECUTOR, about, submission
+from tests.fixtures.acts import EXECUTOR, submission
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.intake.test_cancel_filter import claimable, enter, refusal
+from tests.intake.test_cancel_filter import claimable, code_and_path
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.intake import group_requests
 from tidewheel.intake.locks import RowLocked
@@ -18,7 +18,7 @@ from tidewheel.postgres.session import UNIFORM, Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import AttemptOutcome
 from tidewheel.scheduler.releases import Thaws
-from tidewheel.schemas.generated.records import Reply, ReplyStatus
+from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.claim import Claim, Started, claim_uniform
 
 LOCK_LEASE_FOR_CLAIM = Statements("tidewheel.executor")["lock_lease_for_claim"]
@@ -33,15 +33,11 @@ def with_jobs(database: Database) -> Database:
 
 
 def freeze(database: Database, **scope: object) -> Reply:
-    [reply] = database.apply_batch({"type": "freeze"} | scope)
-    assert reply.status is ReplyStatus.ACCEPTED, reply.errors
-    return reply
+    return database.accept({"type": "freeze"} | scope)
 
 
 def thaw(database: Database, **scope: object) -> Reply:
-    [reply] = database.apply_batch({"type": "thaw"} | scope)
-    assert reply.status is ReplyStatus.ACCEPTED, reply.errors
-    return reply
+    return database.accept({"type": "thaw"} | scope)
 
 
 def claimed_at_once(database: Database, *runs: UUID) -> list[bool]:
@@ -75,9 +71,8 @@ def test_no_claim_takes_a_frozen_run_and_others_continue(with_jobs: Database, sc
 @pytest.mark.parametrize("scope", ["tenant", "fleet"])
 def test_tenant_and_fleet_are_frozen_whole(with_jobs: Database, scope: str) -> None:
     with_jobs.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
-    with_jobs.apply_batch({**submission("job"), "tenant": "acme"})
-    theirs = UUID(with_jobs.apply_batch(about("job.trigger", tenant="acme"))[0].run_id)
-    mine = with_jobs.trigger("other")
+    with_jobs.accept({**submission("job"), "tenant": "acme"})
+    theirs, mine = with_jobs.trigger(tenant="acme"), with_jobs.trigger("other")
     freeze(with_jobs, scope=scope)
     assert claimable(with_jobs, mine, theirs) == [False, scope == "tenant"]
 
@@ -100,8 +95,7 @@ def test_freezes_add_up_and_one_of_a_scope_stands_once(with_jobs: Database) -> N
     assert not freeze(with_jobs, labels={"team": "billing"}).unchanged
     thaw(with_jobs, queue="default")
     assert claimable(with_jobs, run) == [False]
-    [again] = with_jobs.apply_batch({"type": "thaw", "queue": "default"})
-    assert refusal(again) == ("unknown_freeze", "queue")
+    assert code_and_path(with_jobs.apply({"type": "thaw", "queue": "default"})) == ("unknown_freeze", "queue")
     thaw(with_jobs, labels={"team": "billing"})
     assert claimable(with_jobs, run) == [True]
 
@@ -131,9 +125,8 @@ def test_submit_that_commits_after_the_freeze_joins_it(with_jobs: Database) -> N
 def test_too_many_jobs_are_refused_and_leave_nothing(with_jobs: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     with_jobs.submit("billing/more", labels={"team": "billing"})
     monkeypatch.setattr(group_requests, "MAX_JOBS", 1)
-    [reply] = with_jobs.apply_batch({"type": "freeze", "labels": {"team": "billing"}})
-    assert refusal(reply) == ("invalid", "labels")
-    assert reply.errors[0].problem == "more than 1 jobs match"
+    error = with_jobs.refuse({"type": "freeze", "labels": {"team": "billing"}})
+    assert (error.path, error.problem) == ("labels", "more than 1 jobs match")
     assert (with_jobs.count("freezes"), with_jobs.count("frozen_jobs")) == (0, 0)
     freeze(with_jobs, labels={"team": "sales"})
 
@@ -150,7 +143,7 @@ def test_refused_claim_leaves_the_run_as_it_was(with_jobs: Database) -> None:
 
 def test_freeze_is_accepted_after_the_claims_under_way_and_later_claims_see_it(with_jobs: Database) -> None:
     """Claim as executors do: share the lock in a statement before the freezes are read."""
-    enter(with_jobs)
+    with_jobs.register()
     runs = [with_jobs.trigger("billing/job") for _ in range(2)]
     claims = [with_jobs.requested_claim(run) for run in runs]
     claiming, freezing, late = (with_jobs.connection() for _ in range(3))
@@ -166,20 +159,6 @@ def test_freeze_is_accepted_after_the_claims_under_way_and_later_claims_see_it(w
     assert start.result(30) == []
     late.commit()
     assert with_jobs.open_run(runs[0]).state == "running"
-
-
-def test_two_freezes_of_one_scope_at_once_are_one(with_jobs: Database) -> None:
-    first, second = with_jobs.connection(), with_jobs.connection()
-    document = {"type": "freeze", "labels": {"team": "billing"}}
-    with_jobs.apply_batch_within(first, document)
-    with pytest.raises(RowLocked, match="lock on claims"):
-        with_jobs.apply_batch_within(second, document)
-    second.rollback()
-    first.commit()
-    [reply] = with_jobs.apply_batch_within(second, document)
-    second.commit()
-    assert reply.unchanged
-    assert (with_jobs.count("freezes"), with_jobs.count("frozen_jobs")) == (1, 1)
 
 
 @pytest.mark.parametrize(

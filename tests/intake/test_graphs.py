@@ -2,12 +2,13 @@
 
 import threading
 from datetime import timedelta
+from functools import partial
 
 import pytest
 
-from tests.fixtures.acts import submission
+from tests.fixtures.acts import about, refusal, submission
 from tests.fixtures.database import ClockedDatabase, Database
-from tests.transitions.stepping import in_background, until_blocked
+from tests.transitions.stepping import batch_behind, in_background, until_blocked
 from tidewheel.errors import Refused, Unavailable
 from tidewheel.ids import job_id
 from tidewheel.postgres.statements import Statements
@@ -21,17 +22,11 @@ def after(*parents: object) -> dict[str, object]:
 
 
 def put(database: Database, key: str, *parents: object, **job: object) -> Reply:
-    [reply] = database.apply_batch(node(key, *parents, **job))
-    return reply
+    return database.apply(node(key, *parents, **job))
 
 
 def node(key: str, *parents: object, **job: object) -> dict[str, object]:
     return submission(key=key, schedule=after(*parents) if parents else "manual", **job)
-
-
-def refusal(reply: Reply) -> tuple[str, str]:
-    assert reply.status is ReplyStatus.REJECTED, reply
-    return reply.errors[0].path, reply.errors[0].problem
 
 
 def edges(database: Database) -> set[tuple[str, str, str]]:
@@ -55,19 +50,13 @@ def test_a_batch_of_parents_and_children_is_one_graph(database: Database) -> Non
         node("d", "b", {"job": "c", "when": "always"}),
     )
     assert [reply.status for reply in replies] == [ReplyStatus.ACCEPTED] * 4
-    assert edges(database) == {
-        ("a", "b", "success"),
-        ("a", "c", "failure"),
-        ("b", "d", "success"),
-        ("c", "d", "always"),
-    }
+    made = {("a", "b", "success"), ("a", "c", "failure"), ("b", "d", "success"), ("c", "d", "always")}
+    assert edges(database) == made
     assert roots(database) == dict.fromkeys("abcd", "a")
     assert database.count("timers") == 0
     assert database.rows("SELECT DISTINCT finished_at FROM jobs") == [(None,)]
-    assert database.rows("SELECT parents FROM job_edges WHERE child_job_id = %s", [job_id("default", "d")]) == [
-        (2,),
-        (2,),
-    ]
+    parents = database.rows("SELECT parents FROM job_edges WHERE child_job_id = %s", [job_id("default", "d")])
+    assert parents == [(2,), (2,)]
 
 
 def test_an_edit_that_leaves_the_parents_alone_writes_no_edge(clocked: ClockedDatabase) -> None:
@@ -96,26 +85,23 @@ def test_an_edit_closes_the_periods_of_the_former_parents(clocked: ClockedDataba
 
 def test_a_cycle_is_refused_with_its_path(database: Database) -> None:
     database.apply_batch(node("a"), node("b", "a"), node("c", "b"))
-    path, problem = refusal(put(database, "a", "c"))
-    assert (path, problem) == ("job.schedule.after.0.job", "would form a cycle: a → b → c → a")
-    assert refusal(put(database, "a", "a")) == ("job.schedule.after.0.job", "'a' would run after itself")
+    for parent, problem in (("c", "would form a cycle: a → b → c → a"), ("a", "'a' would run after itself")):
+        error = refusal(put(database, "a", parent))
+        assert (error.path, error.problem) == ("job.schedule.after.0.job", problem)
     assert database.rows("SELECT version FROM jobs WHERE key = 'a'") == [(1,)]
 
 
 def test_two_concurrent_submits_never_form_a_cycle(database: Database) -> None:
     database.apply_batch(node("x"), node("y"))
-    gate, replies = threading.Barrier(2), list[Reply]()
+    gate = threading.Barrier(2)
 
-    def submit_one(key: str, parent: str) -> None:
+    def submit_one(key: str, parent: str) -> Reply:
         gate.wait()
-        replies.append(put(database, key, parent))
+        return put(database, key, parent)
 
-    threads = [threading.Thread(target=submit_one, args=pair) for pair in (("x", "y"), ("y", "x"))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(reply.status for reply in replies) == [ReplyStatus.ACCEPTED, ReplyStatus.REJECTED]
+    submits = [in_background(partial(submit_one, *pair)) for pair in (("x", "y"), ("y", "x"))]
+    statuses = sorted(each.result(30).status for each in submits)
+    assert statuses == [ReplyStatus.ACCEPTED, ReplyStatus.REJECTED]
     assert len(edges(database)) == 1
 
 
@@ -123,22 +109,20 @@ def test_two_concurrent_submits_never_form_a_cycle(database: Database) -> None:
 def test_a_parent_that_is_not_there_is_refused(database: Database, parent: str) -> None:
     """Absent, deleted, or another tenant's: the answer is the same."""
     database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
-    database.apply_batch(node("deleted"), {"type": "job.delete", "key": "deleted"}, node("other") | {"tenant": "acme"})
-    assert refusal(put(database, "b", parent)) == ("job.schedule.after.0.job", f"there is no job {parent!r}")
+    database.apply_batch(node("deleted"), about("job.delete", "deleted"), node("other") | {"tenant": "acme"})
+    error = refusal(put(database, "b", parent))
+    assert (error.path, error.problem) == ("job.schedule.after.0.job", f"there is no job {parent!r}")
     assert database.rows("SELECT count(*) FROM jobs WHERE key = 'b'") == [(0,)]
 
 
 def test_two_roots_are_refused(database: Database) -> None:
     database.apply_batch(node("a"), node("b", "a"), node("x"), node("y", "x"))
-    path, problem = refusal(put(database, "j", "b", "y"))
-    assert (path, problem) == ("job.schedule.after.1.job", "'b' and 'y' belong to different workflows")
+    error = refusal(put(database, "j", "b", "y"))
+    assert (error.path, error.problem) == ("job.schedule.after.1.job", "'b' and 'y' belong to different workflows")
     assert put(database, "j", "b").status is ReplyStatus.ACCEPTED
     assert put(database, "k", "b", "j").status is ReplyStatus.ACCEPTED
     # An edit in the middle: k comes after j, and j would move to the other root.
-    path, problem = refusal(put(database, "j", "y"))
-    assert path == "job.schedule"
-    assert "'k'" in problem
-    assert "'x'" in problem
+    assert refusal(put(database, "j", "y")).path == "job.schedule"
 
 
 def test_a_subtree_moves_to_another_root(database: Database) -> None:
@@ -153,43 +137,36 @@ def test_a_subtree_moves_to_another_root(database: Database) -> None:
 
 def test_a_job_with_children_is_not_deleted(database: Database) -> None:
     database.apply_batch(node("a"), node("b", "a"), node("c", "a"), node("d", "b"))
-    [reply] = database.apply_batch({"type": "job.delete", "key": "a"})
-    assert refusal(reply) == ("key", "these jobs run after it: 'b', 'c'")
-    replies = database.apply_batch(*({"type": "job.delete", "key": key} for key in "abc"))
+    error = database.refuse(about("job.delete", "a"))
+    assert (error.path, error.problem) == ("key", "these jobs run after it: 'b', 'c'")
+    replies = database.apply_batch(*(about("job.delete", key) for key in "abc"))
     assert [reply.status for reply in replies] == [ReplyStatus.REJECTED, ReplyStatus.REJECTED, ReplyStatus.ACCEPTED]
-    replies = database.apply_batch(*({"type": "job.delete", "key": key} for key in "abd"))
+    replies = database.apply_batch(*(about("job.delete", key) for key in "abd"))
     assert [reply.status for reply in replies] == [ReplyStatus.ACCEPTED] * 3
     assert (edges(database), set(roots(database).values())) == (set(), {None})
-    assert refusal(put(database, "b", "a"))[1] == "there is no job 'a'"
+    assert refusal(put(database, "b", "a")).problem == "there is no job 'a'"
     database.apply_batch(node("a"), node("b", "a"))
     assert edges(database) == {("a", "b", "success")}
 
 
 def test_a_job_that_gets_its_first_child_meanwhile_is_not_deleted(database: Database) -> None:
     database.submit(key="a", schedule="@every 1h")
-    one, two = database.connection(), database.connection()
-    database.apply_batch_within(one, node("b", "a"))
-    deleting = in_background(lambda: database.apply_batch_within(two, {"type": "job.delete", "key": "a"}))
-    until_blocked(database, two)
-    one.commit()
-    assert refusal(deleting.result(30)[0]) == ("key", "these jobs run after it: 'b'")
+    first = node("b", "a")
+    [reply] = batch_behind(
+        database, lambda connection: database.apply_batch_within(connection, first), about("job.delete", "a")
+    )
+    assert refusal(reply).problem == "these jobs run after it: 'b'"
 
 
-@pytest.mark.parametrize("change", [node("a"), {"type": "job.delete", "key": "a"}], ids=["submit", "delete"])
+@pytest.mark.parametrize("change", [node("a"), about("job.delete", "a")], ids=["submit", "delete"])
 def test_a_change_of_a_job_that_gets_parents_meanwhile_is_tried_again(
     database: Database, change: dict[str, object]
 ) -> None:
     database.submit(key="p")
     database.submit(key="a", schedule="@every 1h")
-    one, two = database.connection(), database.connection()
-    database.apply_batch_within(one, node("a", "p"))
-    changing = in_background(lambda: database.apply_batch_within(two, change))
-    until_blocked(database, two)
-    one.commit()
     with pytest.raises(Unavailable, match="'a' part of a workflow"):
-        changing.result(30)
-    two.rollback()
-    assert [reply.status for reply in database.apply_batch(change)] == [ReplyStatus.ACCEPTED]
+        batch_behind(database, lambda first: database.apply_batch_within(first, node("a", "p")), change)
+    database.accept(change)
     assert (edges(database), set(roots(database).values())) == (set(), {None})
 
 
@@ -199,9 +176,7 @@ def test_a_rollback_locks_the_graph_before_the_job(database: Database, key: str)
     database.apply_batch(node("a"), node("b", "a"), node("free", "a"), node("b", "a", payload=2), node("free"))
     holding, rolling = database.connection(), database.connection()
     holding.execute(LOCK_GRAPHS, {"tenant": "default"})
-    rolled = in_background(
-        lambda: database.apply_batch_within(rolling, {"type": "job.rollback", "key": key, "version": 1})
-    )
+    rolled = in_background(lambda: database.apply_batch_within(rolling, about("job.rollback", key, version=1)))
     until_blocked(database, rolling)
     assert holding.execute("SELECT FROM jobs WHERE key = %s FOR UPDATE SKIP LOCKED", [key]).rowcount == 1
     holding.commit()
@@ -215,7 +190,7 @@ def test_rollback_of_a_job_without_parents_waits_for_no_graph(database: Database
     database.apply_batch(node("a"), node("b", "a"), node("free"), node("a", payload=2), node("free", payload=2))
     holding = database.connection()
     holding.execute(LOCK_GRAPHS, {"tenant": "default"})
-    back = ({"type": "job.rollback", "key": key, "version": 1} for key in ("a", "free"))
+    back = (about("job.rollback", key, version=1) for key in ("a", "free"))
     assert [reply.job_version for reply in database.apply_batch(*back)] == [3, 3]
     holding.rollback()
 
@@ -231,17 +206,16 @@ def test_sizes_are_bounded(database: Database, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("tidewheel.intake.graphs.MAX_NODES", 4)
     monkeypatch.setattr("tidewheel.intake.graphs.MAX_CHILDREN", 2)
     database.apply_batch(node("a"), node("b", "a"), node("c", "a"))
-    assert "2 children" in refusal(put(database, "d", "a"))[1]
+    assert "2 children" in refusal(put(database, "d", "a")).problem
     assert put(database, "d", "b").status is ReplyStatus.ACCEPTED
-    assert refusal(put(database, "e", "c"))[1] == "the workflow would have 5 jobs; the limit is 4"
+    assert refusal(put(database, "e", "c")).problem == "the workflow would have 5 jobs; the limit is 4"
     database.apply_batch(node("x"), node("y", "x"))
-    assert "6 jobs" in refusal(put(database, "x", "c"))[1]
+    assert "6 jobs" in refusal(put(database, "x", "c")).problem
 
 
 @pytest.mark.parametrize(
     ("schedule", "extra", "path"),
     [
-        ({"after": []}, {}, "job.schedule.after"),
         ({"after": ["a", "a"]}, {}, "job.schedule.after.1.job"),
         ({"after": [{"job": "a", "when": "done"}]}, {}, "job.schedule.after.0.when"),
         ({"after": ["a"] * 1001}, {}, "job.schedule.after"),

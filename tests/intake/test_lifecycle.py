@@ -1,12 +1,11 @@
 """A pause fires overdue occurrences and retracts runs ahead; a resume records the skipped ones."""
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
-from tests.fixtures.acts import about
-from tests.fixtures.database import ClockedDatabase
+from tests.fixtures.acts import about, refusal
+from tests.fixtures.database import ClockedDatabase, Database
 from tests.scheduler.firing import fire_due
 from tests.scheduler.test_firing import instants, skips
 from tidewheel.audit import process_user
@@ -17,17 +16,17 @@ SECOND = timedelta(seconds=1)
 AHEAD = 5 * SECOND
 
 
-def pause(database: ClockedDatabase, **fields: Any) -> Reply:  # noqa: ANN401
-    return database.apply_batch(about("job.pause", **fields))[0]
+def pause(database: ClockedDatabase, **fields: object) -> Reply:
+    return database.accept(about("job.pause", **fields))
 
 
 def resume(database: ClockedDatabase) -> Reply:
-    return database.apply_batch(about("job.resume"))[0]
+    return database.accept(about("job.resume"))
 
 
 def test_paused_job_fires_nothing_and_shows_author_and_reason(ticking: ClockedDatabase) -> None:
     reply = pause(ticking, reason="migration")
-    assert (reply.status, reply.unchanged, reply.next_run_at, reply.job_version) == ("accepted", False, None, 1)
+    assert (reply.unchanged, reply.next_run_at, reply.job_version) == (False, None, 1)
     ticking.advance(10 * SECOND)
     assert fire_due(ticking) == 0
     assert instants(ticking) == []
@@ -36,6 +35,7 @@ def test_paused_job_fires_nothing_and_shows_author_and_reason(ticking: ClockedDa
     ]
     paused = ticking.lifecycle()[-1]
     assert (paused.type, paused.reason, paused.job_version) == ("io.tidewheel.job.paused.v1", "migration", 1)
+    assert ticking.begin(ticking.trigger()).attempt == 1, "a trigger works all the same"
 
 
 def test_repeated_pause_and_resume_are_idempotent(ticking: ClockedDatabase) -> None:
@@ -46,9 +46,7 @@ def test_repeated_pause_and_resume_are_idempotent(ticking: ClockedDatabase) -> N
     assert len(skips(ticking)) == 1
 
 
-def test_pause_retracts_runs_ahead_and_resume_creates_them_again(
-    ticking: ClockedDatabase,
-) -> None:
+def test_pause_retracts_runs_ahead_and_resume_creates_them_again(ticking: ClockedDatabase) -> None:
     fire_due(ticking, lookahead=AHEAD)
     before = {run.run_id for run in ticking.job_runs()}
     assert instants(ticking) == [1, 2, 3, 4, 5]
@@ -146,15 +144,21 @@ def test_pending_retry_survives_pause_edit_and_resume(ticking: ClockedDatabase) 
     assert ticking.begin(run.run_id).attempt == 2
 
 
-def test_triggers_work_on_a_paused_job(ticking: ClockedDatabase) -> None:
-    pause(ticking)
-    assert ticking.begin(ticking.trigger()).attempt == 1
+AT = "2199-01-01T00:00:00Z"
+KINDS: dict[str, dict[str, object]] = {
+    "trigger": {}, "pause": {}, "resume": {}, "delete": {}, "delete of a version": {"if_version": 3},
+    "rollback": {"version": 1}, "skip": {"at": AT}, "move": {"at": AT, "to": AT}, "unskip": {"at": AT},
+    "backfill": {"from": AT, "to": AT},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["job.pause", "job.resume", "job.delete"])
-def test_unknown_job_is_refused_by_name(ticking: ClockedDatabase, kind: str) -> None:
-    [reply] = ticking.apply_batch(about(kind, "nobody"))
-    assert (reply.status, reply.code, [error.path for error in reply.errors]) == ("rejected", "unknown_job", ["key"])
+@pytest.mark.parametrize("gone", ["nobody", "job"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_unknown_or_deleted_job_is_refused_by_name(with_job: Database, kind: str, gone: str) -> None:
+    with_job.accept(about("job.delete"))
+    reply = with_job.apply(about(f"job.{kind.split()[0]}", gone, **KINDS[kind]))
+    assert (reply.code, refusal(reply).path, reply.run_id) == ("unknown_job", "key", None)
+    assert refusal(reply).problem == f"tenant 'default' has no job '{gone}'"
 
 
 def test_a_manual_job_can_be_paused_and_resumed(clocked: ClockedDatabase) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.fixtures.acts import about, submission
+from tests.fixtures.acts import about, refusal, submission
 from tests.fixtures.database import ClockedDatabase
 from tests.intake.minutes import (
     MINUTE,
@@ -15,7 +15,6 @@ from tests.intake.minutes import (
     manual_skips,
     minute,
     override,
-    refusal,
     request_override,
     runs,
     skipped,
@@ -141,19 +140,15 @@ def test_moved_occurrence_that_cannot_fire_is_recorded_as_skipped(
     minutely.advance(0.95 * MINUTE)
     fire_due(minutely, lookahead=5 * SECOND)
     assert (1, 3) in runs(minutely), "written ahead"
-    [reply] = minutely.apply_batch(change)
-    assert reply.status == "accepted"
+    minutely.accept(change)
     assert manual_skips(minutely) == [1]
     assert "occurrence.skipped" in kinds(minutely)
     assert 1 not in [nominal for nominal, _ in runs(minutely)]
 
 
 def test_recreated_job_has_no_overrides_of_the_deleted_one(minutely: ClockedDatabase) -> None:
-    anchor: dict[str, Any] = {
-        "schedule": {"interval": "1m", "anchor": minute(minutely, 0).isoformat()},
-        "overlap": "allow_all",
-    }
     start = minute(minutely, 0)
+    anchor: dict[str, Any] = MINUTELY | {"schedule": {"interval": "1m", "anchor": start.isoformat()}}
     minutely.submit(**anchor)
     override(minutely, "skip", 1)
     override(minutely, "move", 2, to=3)
@@ -164,9 +159,7 @@ def test_recreated_job_has_no_overrides_of_the_deleted_one(minutely: ClockedData
     assert [run.scheduled_at for run in minutely.job_runs()] == [start + MINUTE, start + 2 * MINUTE]
 
 
-def test_moved_occurrence_with_a_past_instant_can_be_overridden_again(
-    minutely: ClockedDatabase,
-) -> None:
+def test_moved_occurrence_with_a_past_instant_can_be_overridden_again(minutely: ClockedDatabase) -> None:
     for number in (1, 2, 3):
         override(minutely, "move", number, to=9)
     fire_for(minutely, 4)
@@ -175,8 +168,7 @@ def test_moved_occurrence_with_a_past_instant_can_be_overridden_again(
     assert override(minutely, "unskip", 3).next_run_at == minute(minutely, 5)
     assert manual_skips(minutely) == [2]
     fire_for(minutely, 2)
-    now = [run for run in runs(minutely) if run[0] == 3]
-    assert now == [(3, 4)]
+    assert [run for run in runs(minutely) if run[0] == 3] == [(3, 4)]
     assert runs(minutely)[-3:] == [(5, 5), (1, 5.5), (6, 6)]
 
 

@@ -1,6 +1,5 @@
 """Pause, edit and delete exclude a firing in flight by the timer's lock."""
 
-from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -9,9 +8,9 @@ from psycopg.rows import class_row
 from tests.fixtures.acts import about, submission
 from tests.fixtures.database import ClockedDatabase
 from tests.intake.test_edit import made
-from tests.scheduler.firing import look_at
-from tests.transitions.stepping import in_background, until_blocked
-from tidewheel.postgres.session import Conn, Session
+from tests.scheduler.firing import fire_due, look_at
+from tests.transitions.stepping import batch_behind, in_background, until_blocked
+from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.scheduler.firing import fire
 from tidewheel.schedules.decide import decide
@@ -24,12 +23,10 @@ EDIT = submission(schedule="@every 2s", overlap="allow_all")
 
 
 @pytest.fixture
-def due(clocked: ClockedDatabase) -> ClockedDatabase:
+def due(ticking: ClockedDatabase) -> ClockedDatabase:
     """A job that fires each second: one instant has come, the others lie within the lookahead."""
-    clocked.stop_clock()
-    clocked.submit(schedule="@every 1s", overlap="allow_all")
-    clocked.advance(1.5 * SECOND)
-    return clocked
+    ticking.advance(1.5 * SECOND)
+    return ticking
 
 
 def lock_due(database: ClockedDatabase, connection: Conn) -> list[LockedTimer]:
@@ -56,37 +53,46 @@ def write_fired(database: ClockedDatabase, connection: Conn, locked: list[Locked
     advance_timers(connection, database.installation, locked, decided, now=look.now)  # type: ignore[arg-type]
 
 
-CHANGES = [
-    pytest.param(about("job.pause"), id="pause"),
-    pytest.param(EDIT, id="edit"),
-    pytest.param(about("job.delete"), id="delete"),
-]
+# Fields in seconds are instants, so many after the job's creation.
+CHANGES: dict[str, dict[str, object]] = {
+    "pause": about("job.pause"),
+    "edit": EDIT,
+    "delete": about("job.delete"),
+    "skip": about("job.skip", at=2.0),
+    "move": about("job.move", at=2.0, to=2.5),
+}
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_change_waits_for_a_concurrent_firing_and_retracts_its_runs(
-    due: ClockedDatabase, change: dict[str, object]
-) -> None:
-    firing, changing = due.connection(), due.connection()
+def changing(database: ClockedDatabase, name: str) -> dict[str, object]:
+    start = database.value("SELECT created_at FROM jobs")
+    return {
+        field: (start + value * SECOND).isoformat() if isinstance(value, float) else value
+        for field, value in CHANGES[name].items()
+    }
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_change_waits_for_a_concurrent_firing_and_retracts_its_runs(due: ClockedDatabase, name: str) -> None:
+    document = changing(due, name)
+    firing, waiting = due.connection(), due.connection()
     locked = lock_due(due, firing)
     assert len(locked) == 1
-    waiting = in_background(lambda: due.apply_batch_within(changing, change))
-    until_blocked(due, changing)
+    replies = in_background(lambda: due.apply_batch_within(waiting, document))
+    until_blocked(due, waiting)
     write_fired(due, firing, locked)
     firing.commit()
-    assert [reply.status for reply in waiting.result(30)] == ["accepted"]
-    changing.commit()
+    assert [reply.status for reply in replies.result(30)] == ["accepted"]
+    waiting.commit()
     # The instant that had come was fired; those ahead are gone, and with them their rows.
     assert made(due) == [(1, 1)]
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_firing_skips_a_timer_locked_by_a_change(due: ClockedDatabase, change: dict[str, object]) -> None:
-    changing = due.connection()
-    due.apply_batch_within(changing, change)
-    session = due.session()
-    assert fire(session, due.installation, look_at(due, lookahead=AHEAD)) == 0
-    changing.commit()
+@pytest.mark.parametrize("name", CHANGES)
+def test_firing_skips_a_timer_locked_by_a_change(due: ClockedDatabase, name: str) -> None:
+    document, locking = changing(due, name), due.connection()
+    due.apply_batch_within(locking, document)
+    assert fire_due(due, lookahead=AHEAD) == 0
+    locking.commit()
     # The change settled what had come, by the version in force before it.
     assert made(due) == [(1, 1)]
 
@@ -106,38 +112,25 @@ def test_rolled_back_firing_leaves_its_instant_to_the_edit(due: ClockedDatabase)
 @pytest.mark.parametrize("first", ["pause", "edit"])
 def test_concurrent_changes_of_a_job_are_applied_in_turn(due: ClockedDatabase, first: str) -> None:
     changes = [about("job.pause"), EDIT] if first == "pause" else [EDIT, about("job.pause")]
-    one, two = due.connection(), due.connection()
-    due.apply_batch_within(one, changes[0])
-    waiting = in_background(lambda: due.apply_batch_within(two, changes[1]))
-    until_blocked(due, two)
-    one.commit()
-    assert [reply.status for reply in waiting.result(30)] == ["accepted"]
-    two.commit()
+    [reply] = batch_behind(due, lambda connection: due.apply_batch_within(connection, changes[0]), changes[1])
+    assert reply.status == "accepted"
     assert due.rows("SELECT paused, version FROM jobs") == [(True, 2)]
     assert due.rows("SELECT version, due_at = 'infinity' FROM timers") == [(2, True)]
     assert made(due) == [(1, 1)]
 
 
 def test_concurrent_creations_of_a_job_create_one(clocked: ClockedDatabase) -> None:
-    one, two = clocked.connection(), clocked.connection()
-    clocked.apply_batch_within(one, submission(payload=1))
-    waiting = in_background(lambda: clocked.apply_batch_within(two, submission(payload=2)))
-    until_blocked(clocked, two)
-    one.commit()
-    assert [reply.job_version for reply in waiting.result(30)] == [2]
-    two.commit()
+    first = submission(payload=1)
+    [reply] = batch_behind(
+        clocked, lambda connection: clocked.apply_batch_within(connection, first), submission(payload=2)
+    )
+    assert reply.job_version == 2
     assert clocked.rows("SELECT version FROM jobs") == [(2,)]
-
-
-def run_both(first: Callable[[], object], second: Callable[[], object]) -> None:
-    for done in (in_background(first), in_background(second)):
-        done.result(30)
 
 
 def test_concurrent_firings_and_edits_leave_one_run_per_instant(due: ClockedDatabase) -> None:
     """Without stepping: each instant has one run, of a version that was in force."""
-    session = due.session()
-    editing: Session = due.session()
+    session, editing = due.session(), due.session()
 
     def fires() -> None:
         for _ in range(25):
@@ -151,7 +144,8 @@ def test_concurrent_firings_and_edits_leave_one_run_per_instant(due: ClockedData
                     connection, submission(schedule="@every 1s", overlap="allow_all", payload=number)
                 )
 
-    run_both(fires, edits)
+    for done in (in_background(fires), in_background(edits)):
+        done.result(30)
     fire(session, due.installation, look_at(due, lookahead=AHEAD))
     instants = [at for at, _ in made(due)]
     assert instants == [float(n) for n in range(1, len(instants) + 1)]

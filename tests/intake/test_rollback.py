@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fixtures.acts import about, submission
+from tests.fixtures.acts import about, refusal, submission
 from tests.fixtures.database import ClockedDatabase, Database
-from tests.intake.minutes import refusal
 from tests.tidewheel.jobs.submitting import submitted
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.lifecycle import stored_spec
@@ -22,9 +21,8 @@ from tidewheel.schemas.definitions import definition_record
 from tidewheel.schemas.generated.records import JobDefinition, Reply, RequestOrigin
 
 
-def rollback(database: Database, version: int, **fields: Any) -> Reply:  # noqa: ANN401
-    [reply] = database.apply_batch(about("job.rollback", version=version, **fields))
-    return reply
+def rollback(database: Database, version: int, **fields: object) -> Reply:
+    return database.apply(about("job.rollback", version=version, **fields))
 
 
 def versions(database: Database) -> list[tuple[Any, ...]]:
@@ -34,7 +32,8 @@ def versions(database: Database) -> list[tuple[Any, ...]]:
 
 def test_rollback_creates_a_version_with_the_earlier_spec_and_payload(clocked: ClockedDatabase) -> None:
     now = clocked.stop_clock()
-    clocked.submit(schedule="@every 1h", payload={"to": "ann"}, retry={"jitter": "12.5%"}, jitter="3%")
+    spec = {"schedule": "@every 1h", "payload": {"to": "ann"}, "retry": {"jitter": "12.5%"}, "jitter": "3%"}
+    clocked.submit(**spec)
     clocked.submit(schedule="@every 2h", payload={"to": "bob"})
     reply = rollback(clocked, 1, reason="too slow", request_id="r-1")
     assert (reply.type, reply.request_id, reply.key) == ("job_rollback", "r-1", "job")
@@ -44,9 +43,7 @@ def test_rollback_creates_a_version_with_the_earlier_spec_and_payload(clocked: C
     assert reply.next_run_at == now + timedelta(hours=1)
     assert clocked.lifecycle()[-1].type == "io.tidewheel.job.updated.v1"
     assert clocked.lifecycle()[-1].reason == "rollback to version 1: too slow"
-    assert clocked.submit(
-        schedule="@every 1h", payload={"to": "ann"}, retry={"jitter": "12.5%"}, jitter="3%"
-    ).unchanged, "the same spec"
+    assert clocked.submit(**spec).unchanged, "the same spec"
 
 
 def test_rollback_to_the_current_version_changes_nothing(database: Database) -> None:
@@ -105,7 +102,7 @@ def test_job_without_a_key_keeps_its_name(database: Database) -> None:
     name = "tidewheel.requests/3/17"
     database.within(apply_requests, database.installation, [ReceivedRequest(parse_request(document), origin)])
     database.submit(name, payload=2)
-    [reply] = database.apply_batch(about("job.rollback", name, version=1))
+    reply = database.accept(about("job.rollback", name, version=1))
     assert (reply.key, reply.job_version) == (name, 3)
     first, _, third = versions(database)
     assert third == first
@@ -128,16 +125,11 @@ def test_change_for_another_version_is_refused_with_the_current_one(database: Da
     database.submit(payload=1)
     database.submit(payload=2)
     wanted: dict[str, Any] = {"version": 1} if kind == "job.rollback" else {}
-    [reply] = database.apply_batch(about(kind, if_version=1, **wanted))
-    assert (reply.status, reply.code) == ("rejected", "version_conflict")
+    reply = database.apply(about(kind, if_version=1, **wanted))
+    assert reply.code == "version_conflict"
     assert refusal(reply)[:2] == ("if_version", "the current version is 2, not 1")
     assert database.rows("SELECT version, deleted_at FROM jobs") == [(2, None)]
-    [reply] = database.apply_batch(about(kind, if_version=2, **wanted))
-    assert reply.status == "accepted"
-
-
-def test_deletion_of_an_unknown_job_with_a_version_is_refused(database: Database) -> None:
-    assert database.apply_batch(about("job.delete", "nobody", if_version=3))[0].code == "unknown_job"
+    database.accept(about(kind, if_version=2, **wanted))
 
 
 DURATIONS: st.SearchStrategy[Any] = st.sampled_from(["1s", "90s", "1h30m", "PT5M", 2.5, "250ms", "400us"])

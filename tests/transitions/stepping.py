@@ -1,13 +1,14 @@
 """Step two transactions against each other: one runs in the background until it waits for a lock."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import LiteralString, TypeVar
 
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tidewheel.postgres.session import Conn
+from tidewheel.schemas.generated.records import Reply
 
 T = TypeVar("T")
 
@@ -30,6 +31,26 @@ def in_background(work: Callable[[], T]) -> Future[T]:
 
     threading.Thread(target=run, daemon=True).start()
     return future
+
+
+def behind(database: Database, first: Callable[[Conn], object], second: Callable[[Conn], T]) -> T:
+    """Run two transactions, of which the second has to wait for the commit of the first; return its result."""
+    holding, waiting = database.connection(), database.connection()
+    first(holding)
+
+    def work() -> T:
+        with waiting.transaction():
+            return second(waiting)
+
+    result = in_background(work)
+    until_blocked(database, waiting)
+    holding.commit()
+    return result.result(30)
+
+
+def batch_behind(database: Database, first: Callable[[Conn], object], *documents: Mapping[str, object]) -> list[Reply]:
+    """Apply a batch that has to wait for the commit of another transaction; return its replies."""
+    return behind(database, first, lambda connection: database.apply_batch_within(connection, *documents))
 
 
 def until_blocked(database: Database, connection: Conn) -> None:
