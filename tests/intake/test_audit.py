@@ -169,18 +169,6 @@ def test_bulk_load_creates_missing_jobs_and_keeps_existing_ones(database: Databa
     assert (version, payload["key"]) == (1, "new")
 
 
-def test_repeated_load_after_an_interruption_creates_the_rest(database: Database) -> None:
-    jobs = [submission(f"job-{number}", schedule="@every 1h", payload=number) for number in range(20)]
-    load(database, *jobs[:7])
-    before = dict(database.rows("SELECT key, to_jsonb(j) FROM jobs AS j"))
-    loaded = load(database, *jobs)
-    assert (loaded.created, loaded.existing) == (13, 7)
-    after = dict(database.rows("SELECT key, to_jsonb(j) FROM jobs AS j"))
-    assert len(after) == 20
-    assert {key: after[key] for key in before} == before
-    assert database.count("timers") == database.count("job_versions") == 20
-
-
 def test_refused_job_of_a_load_is_reported_and_does_not_stop_others(database: Database) -> None:
     bad = [
         submission("never", schedule="0 0 30 2 *"),

@@ -31,7 +31,11 @@ def hourly(clocked: ClockedDatabase) -> ClockedDatabase:
     return clocked
 
 
-def test_new_backfill_is_stored_with_an_event(hourly: ClockedDatabase) -> None:
+def test_new_backfill_is_stored_with_an_event_and_a_dry_run_writes_nothing(hourly: ClockedDatabase) -> None:
+    before = hourly.count("outbox")
+    dry = ask_backfill(hourly, NOON - 5 * HOUR, NOON, dry_run=True)
+    assert (dry.status, dry.occurrences, dry.backfill_id) == ("accepted", 6, None)
+    assert (hourly.count("backfills"), hourly.count("outbox")) == (0, before)
     reply = ask_backfill(hourly, NOON - 5 * HOUR, NOON, request_id="r-1", reason="the source was empty")
     assert (reply.status, reply.occurrences, reply.unchanged, reply.job_version) == ("accepted", 6, False, 1)
     shown = progress(hourly, UUID(reply.backfill_id))
@@ -74,13 +78,6 @@ def test_backfill_of_a_clock_before_1970_is_shown_and_counted(hourly: ClockedDat
     assert move(hourly, "cancel", backfill_id).backfill_status == "cancelled"
 
 
-def test_a_dry_run_writes_nothing(hourly: ClockedDatabase) -> None:
-    before = hourly.count("outbox")
-    reply = ask_backfill(hourly, NOON - 5 * HOUR, NOON, dry_run=True)
-    assert (reply.status, reply.occurrences, reply.backfill_id) == ("accepted", 6, None)
-    assert (hourly.count("backfills"), hourly.count("outbox")) == (0, before)
-
-
 def test_missing_only_counts_occurrences_that_did_not_fire(clocked: ClockedDatabase) -> None:
     """Seven occurrences: run, open, missed, skipped for overlap, and three in a pause."""
     clocked.stop_clock(NOON)
@@ -107,7 +104,6 @@ def test_missing_only_counts_occurrences_that_did_not_fire(clocked: ClockedDatab
 def test_occurrences_that_are_yet_to_fire_are_not_missing(
     clocked: ClockedDatabase, on_resume: str, missing: int
 ) -> None:
-    """Of a pause, those that its end skips are."""
     clocked.stop_clock(NOON)
     if on_resume == "no pause":
         clocked.submit(**HOURLY)
@@ -207,13 +203,9 @@ def test_job_has_at_most_a_hundred_unfinished_backfills(hourly: ClockedDatabase)
     [(some,)] = hourly.rows("SELECT backfill_id FROM backfills LIMIT 1")
     move(hourly, "cancel", some)
     accept(hourly, NOON - HOUR, NOON)
-
-
-def test_backfills_that_a_deletion_of_their_job_ends_leave_place_for_others(hourly: ClockedDatabase) -> None:
-    hourly.apply_batch(*(asking(NOON - HOUR, NOON) for _ in range(100)))
-    hourly.apply_batch(about("job.delete"))
+    hourly.accept(about("job.delete"))
     hourly.submit(**HOURLY)
-    accept(hourly, NOON - HOUR, NOON, versions="current")
+    accept(hourly, NOON - HOUR, NOON, versions="current")  # the deletion has ended the others
 
 
 def test_backfill_state_changes_are_idempotent_and_report_the_state(hourly: ClockedDatabase) -> None:

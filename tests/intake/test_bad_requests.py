@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.fixtures.acts import HANDLER, submission
+from tests.fixtures.acts import submission
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.intake.running import Requests
@@ -29,9 +29,7 @@ def requests(shared_database: Database, info: StackInfo) -> Iterator[Requests]:
 
 def job(**fields: object) -> bytes:
     """A `job.submit` with something wrong in its job."""
-    return json.dumps(
-        {"type": "job.submit", "job": {"key": "bad", "schedule": "manual", "target": HANDLER} | fields}
-    ).encode()
+    return json.dumps(submission("bad", **fields)).encode()
 
 
 def between_two_good_ones(requests: Requests, bad: bytes, name: str) -> int:
@@ -48,13 +46,9 @@ REJECTED = [
     pytest.param(b'{"type": "job.submit", "job": {"key": "a"}, "job": 1}', "job", "twice", id="a name given twice"),
     pytest.param(job(retry={"max_attempts": "5"}), "job.retry.max_attempts", "", id="a wrong type"),
     pytest.param(job(scedule="manual"), "job.scedule", "schedule", id="an unknown field"),
-    pytest.param(
-        b'{"type": "job.trigger", "key": "a", "lane": "batch"}', "lane", "not yet", id="a later release's field"
-    ),
+    pytest.param(b'{"type": "job.trigger", "key": "a", "lane": "batch"}', "lane", "not yet", id="a later field"),
     pytest.param(job(priority=10), "job.priority", "9 goes first", id="a priority out of bounds"),
-    pytest.param(
-        job(schedule={"cron": "0 8 * * *", "timezone": "Mars/Olympus"}), "job.schedule.timezone", "", id="zone"
-    ),
+    pytest.param(job(schedule={"cron": "0 8 * * *", "timezone": "Mars/A"}), "job.schedule.timezone", "", id="zone"),
     pytest.param(job(schedule="0 0 30 2 *"), "job.schedule.cron", "never", id="a cron that cannot fire"),
     pytest.param(job(payload="x" * (256 * 1024)), "job.payload", "262144", id="a payload too large"),
     pytest.param(json.dumps(submission("bad") | {"tenant": "acme"}).encode(), "tenant", "acme", id="an unknown tenant"),
@@ -75,12 +69,7 @@ def test_readable_invalid_request_is_rejected_with_path_and_remedy(
     assert path in {error.path for error in refused.errors}
     assert said in " ".join(f"{error.problem} {error.remedy}" for error in refused.errors)
     assert all(error.remedy for error in refused.errors)
-    assert refused.origin is not None
-    assert (refused.origin.topic, refused.origin.partition, refused.origin.offset) == (
-        requests.topics.requests,
-        0,
-        offset,
-    )
+    assert refused.origin == RequestOrigin(topic=requests.topics.requests, partition=0, offset=offset)
     assert requests.database.rows("SELECT FROM jobs WHERE key = 'bad'") == []
 
 
@@ -130,14 +119,10 @@ def undecodable() -> float:
 
 
 def test_message_without_value_or_key_is_dead_lettered(requests: Requests) -> None:
-    before = requests.database.count("dead_letters")
-    requests._producer.produce(requests.topics.requests, partition=0)  # pyright: ignore[reportPrivateUsage]
-    [offset] = requests.send(submission("after-nothing"))
+    [nothing, offset] = requests.send(None, submission("after-nothing"))
     requests.until_read(offset)
-    assert requests.database.count("dead_letters") == before + 1
-    assert requests.database.rows('SELECT key, value FROM dead_letters WHERE "offset" = %s', [offset - 1]) == [
-        (None, None)
-    ]
+    letters = requests.database.rows('SELECT key, value FROM dead_letters WHERE "offset" = %s', [nothing])
+    assert letters == [(None, None)]
 
 
 def test_avro_request_gets_an_avro_reply(requests: Requests) -> None:

@@ -83,18 +83,6 @@ def test_job_with_included_days_fires_on_them_only(friday: ClockedDatabase) -> N
     assert skipped(friday)[-1] == ("excluded", november(27), november(26) + 366 * DAY, 366)
 
 
-def test_excluded_occurrence_fires_on_the_next_business_day(friday: ClockedDatabase) -> None:
-    put(friday, weekdays=["SAT", "SUN", "MON"])
-    saturdays: dict[str, Any] = {"schedule": {"cron": "0 9 * * SAT"}, "on_excluded": "next_business_day"}
-    assert friday.submit(**saturdays, exclude_calendars=["holidays"]).next_run_at == november(24)
-    for day in (21, 22, 23, 24):
-        friday.stop_clock(november(day))
-        fire_due(friday)
-    assert fired(friday) == [november(24)]
-    assert skipped(friday) == [("excluded", november(21), november(21), 1)]
-    assert timer(friday)[1] == november(24) + 7 * DAY
-
-
 def test_put_retracts_runs_ahead_of_a_newly_excluded_day(friday: ClockedDatabase) -> None:
     put(friday, days=["2027-01-01"])
     friday.submit(schedule="@every 1s", overlap="allow_all", exclude_calendars=["holidays"])

@@ -100,18 +100,14 @@ def test_labels_are_matched_when_the_cancellation_is_accepted(with_jobs: Databas
     assert with_jobs.count("cancelled_jobs") == 2
 
 
-def test_later_runs_are_not_cancelled(with_jobs: Database) -> None:
-    before = with_jobs.trigger()
-    cancel(with_jobs, key="job")
-    assert claimable(with_jobs, before, with_jobs.trigger()) == [False, True]
-
-
-def test_runs_created_after_the_given_instant_are_not_cancelled(with_jobs: Database) -> None:
+def test_later_runs_and_those_created_after_the_given_instant_are_not_cancelled(with_jobs: Database) -> None:
     older = with_jobs.trigger()
     instant = with_jobs.now()
-    newer = with_jobs.trigger()
-    cancel(with_jobs, key="job", created_before=instant.isoformat())
-    assert claimable(with_jobs, older, newer) == [False, True]
+    newer = with_jobs.trigger("other"), with_jobs.trigger()
+    cancel(with_jobs, labels={"team": "billing"}, created_before=instant.isoformat())
+    assert claimable(with_jobs, older, newer[0]) == [False, True]
+    cancel(with_jobs, key="job")
+    assert claimable(with_jobs, newer[1], with_jobs.trigger()) == [False, True]
 
 
 def test_started_runs_continue_if_requested(with_jobs: Database) -> None:
@@ -221,5 +217,10 @@ def test_batch_locks_claims_before_any_run(with_jobs: Database) -> None:
 
 
 def claim_as_executors_do(database: Database, connection: Conn, wanted: Claim) -> Claimed:
-    assert connection.execute(LOCK_LEASE_FOR_CLAIM, {"executor_id": EXECUTOR}).fetchone() is not None
-    return claim_runs(connection, database.installation, [wanted], executor_id=EXECUTOR)
+    return claim_runs(with_lease(connection), database.installation, [wanted], executor_id=EXECUTOR)
+
+
+def with_lease(connection: Conn, executor_id: UUID = EXECUTOR) -> Conn:
+    """Lock an executor's lease, as its claims do before they read cancellations and freezes."""
+    assert connection.execute(LOCK_LEASE_FOR_CLAIM, {"executor_id": executor_id}).fetchone() is not None
+    return connection

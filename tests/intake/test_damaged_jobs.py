@@ -36,13 +36,10 @@ def job(key: str, **fields: object) -> dict[str, object]:
 
 def of_each_kind(key: str) -> list[dict[str, object]]:
     """Return a request of each type that reads what is stored of a job."""
-    changed = job(key, priority=7)
     return [
-        about("job.trigger", key),
-        about("job.pause", key),
-        about("job.resume", key),
+        *(about(f"job.{kind}", key) for kind in ("trigger", "pause", "resume")),
         about("job.skip", key, at="2199-01-01T08:00:00Z"),
-        changed,
+        job(key, priority=7),
         about("job.rollback", key, version=1),
         about("job.delete", key),
     ]

@@ -204,21 +204,17 @@ def test_what_is_answered_is_what_runs_however_claims_and_triggers_meet(with_job
 @pytest.mark.parametrize(
     ("given", "path"),
     [
-        ({"window": 0}, "dedupe.window"),
-        ({"window": "30d1s"}, "dedupe.window"),
-        ({"window": "1h", "key": ""}, "dedupe.key"),
-        ({"window": "1h", "mode": "drop"}, "dedupe.mode"),
-        ({"window": "1h", "longest": "2h"}, "dedupe.longest"),
-        ({"window": "1h", "mode": "debounce", "longest": "59m"}, "dedupe.longest"),
+        (dedupe("reject", 0), "dedupe.window"),
+        (dedupe("reject", "30d1s"), "dedupe.window"),
+        (dedupe("reject", key=""), "dedupe.key"),
+        (dedupe("drop"), "dedupe.mode"),
+        (dedupe("reject", longest="2h"), "dedupe.longest"),
+        (dedupe("debounce", longest="59m"), "dedupe.longest"),
+        (dedupe("debounce") | {"delay": "1m"}, "delay"),
     ],
 )
 def test_bad_dedupe_is_refused_by_its_path(still: ClockedDatabase, given: dict[str, Any], path: str) -> None:
-    assert [error.path for error in refused(still, dedupe={"key": "k", **given})] == [path]
-
-
-def test_debounce_with_a_time_is_refused(still: ClockedDatabase) -> None:
-    [error] = refused(still, delay="1m", **dedupe("debounce"))
-    assert error.path == "delay"
+    assert [error.path for error in refused(still, **given)] == [path]
 
 
 def refused(database: Database, **fields: object) -> Sequence[FieldError | ReplyError]:

@@ -9,19 +9,17 @@ import pytest
 from tests.fixtures.acts import EXECUTOR, submission
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.intake.test_cancel_filter import claimable, code_and_path
+from tests.intake.test_cancel_filter import claimable, code_and_path, with_lease
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.intake import group_requests
 from tidewheel.intake.locks import RowLocked
 from tidewheel.jobs.parsing import RequestRefused, parse_request
-from tidewheel.postgres.session import UNIFORM, Conn
-from tidewheel.postgres.statements import Statements
+from tidewheel.postgres.session import UNIFORM
 from tidewheel.runs import AttemptOutcome
 from tidewheel.scheduler.releases import Thaws
 from tidewheel.schemas.generated.records import Reply
-from tidewheel.transitions.claim import Claim, Started, claim_uniform
+from tidewheel.transitions.claim import claim_uniform
 
-LOCK_LEASE_FOR_CLAIM = Statements("tidewheel.executor")["lock_lease_for_claim"]
 GATES: LiteralString = "SELECT count(*) FROM job_runs WHERE gates <> 0"
 
 
@@ -147,13 +145,13 @@ def test_freeze_is_accepted_after_the_claims_under_way_and_later_claims_see_it(w
     runs = [with_jobs.trigger("billing/job") for _ in range(2)]
     claims = [with_jobs.requested_claim(run) for run in runs]
     claiming, freezing, late = (with_jobs.connection() for _ in range(3))
-    assert len(claim_as_executors_do(claiming, claims[0])) == 1
+    assert len(claim_uniform(with_lease(claiming), claims[:1], executor_id=EXECUTOR)) == 1
     with pytest.raises(RowLocked, match="lock on claims"):
         with_jobs.apply_batch_within(freezing, {"type": "freeze", "queue": "default"})
     freezing.rollback()
     claiming.commit()
     with_jobs.apply_batch_within(freezing, {"type": "freeze", "queue": "default"})
-    start = in_background(lambda: claim_as_executors_do(late, claims[1]))
+    start = in_background(lambda: claim_uniform(with_lease(late), claims[1:], executor_id=EXECUTOR))
     until_blocked(with_jobs, late)
     freezing.commit()
     assert start.result(30) == []
@@ -183,8 +181,3 @@ def test_wrong_scope_is_refused_by_field(scope: dict[str, object], path: str) ->
 def settled(database: Database, thaws: Thaws) -> bool:
     thaws.step()
     return bool(database.value("SELECT settled FROM freezes"))
-
-
-def claim_as_executors_do(connection: Conn, wanted: Claim) -> list[Started]:
-    assert connection.execute(LOCK_LEASE_FOR_CLAIM, {"executor_id": EXECUTOR}).fetchone() is not None
-    return claim_uniform(connection, [wanted], executor_id=EXECUTOR)

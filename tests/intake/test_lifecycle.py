@@ -1,6 +1,7 @@
 """A pause fires overdue occurrences and retracts runs ahead; a resume records the skipped ones."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ SECOND = timedelta(seconds=1)
 AHEAD = 5 * SECOND
 
 
-def pause(database: ClockedDatabase, **fields: object) -> Reply:
+def pause(database: ClockedDatabase, **fields: Any) -> Reply:  # noqa: ANN401
     return database.accept(about("job.pause", **fields))
 
 

@@ -5,14 +5,14 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from tests.fixtures.acts import EXECUTOR, about, ending
+from tests.fixtures.acts import EXECUTOR, about, cancelling, ending, refusal
 from tests.fixtures.database import Database
 from tests.fixtures.run_ids import run_instant
 from tidewheel.ids import job_id, run_bucket, run_id
 from tidewheel.intake.locks import RowLocked
 from tidewheel.jobs.parsing import RequestRefused
 from tidewheel.runs import AttemptOutcome, Cause, RunState
-from tidewheel.schemas.generated.records import Reply, ReplyStatus, RunRequest
+from tidewheel.schemas.generated.records import ReplyStatus, RunRequest
 from tidewheel.transitions.claim import Claim, Claimed, claim_runs
 
 
@@ -33,20 +33,11 @@ def failed(database: Database, **fields: object) -> UUID:
 
 
 def retry(database: Database, run: UUID, **fields: object) -> UUID:
-    [reply] = database.apply_batch(asking(run, **fields))
-    assert reply.status is ReplyStatus.ACCEPTED, reply.errors
-    assert reply.run_id is not None
-    return UUID(reply.run_id)
+    return UUID(database.accept(asking(run, **fields)).run_id)
 
 
 def request_of(database: Database, run: UUID) -> RunRequest:
     return next(request for request in reversed(database.requests()) if request.run_id == str(run))
-
-
-def refusal(reply: Reply) -> tuple[str | None, str, str]:
-    assert reply.status is ReplyStatus.REJECTED
-    [error] = reply.errors
-    return reply.code, error.path, error.problem
 
 
 @pytest.mark.parametrize("state", sorted({RunState.SUCCEEDED, RunState.FAILED, RunState.TIMED_OUT}))
@@ -69,7 +60,7 @@ def test_retried_run_is_a_new_run_that_names_the_old_one(with_job: Database, sta
 def test_cancelled_or_skipped_run_can_be_retried(with_job: Database, reason: str) -> None:
     if reason == "cancelled":
         run = with_job.trigger()
-        with_job.apply_batch({"type": "run.cancel", "run_id": str(run)})
+        with_job.apply(cancelling(run))
     else:
         with_job.begun(overlap="skip")
         run = with_job.trigger(overlap="skip")
@@ -106,30 +97,21 @@ def test_retries_in_one_batch_get_replies_in_order(with_job: Database) -> None:
     assert replies[1].run_id == str(unknown)
 
 
-def test_retry_carries_its_own_payload_and_labels(with_job: Database) -> None:
-    old = failed(with_job, payload={"to": "b"}, labels={"urgent": "yes"}, traceparent=f"00-{'1' * 32}-{'2' * 16}-01")
-    with_job.submit(payload={"to": "c"})
-    message = request_of(with_job, retry(with_job, old))
-    assert (message.payload, message.payload_content_type) == (b'{"to":"b"}', "application/json")
-    assert (message.labels, message.traceparent) == ({"urgent": "yes"}, f"00-{'1' * 32}-{'2' * 16}-01")
-    assert message.job_version == 2
-
-
-def test_retry_keeps_the_old_payload_under_the_current_version(with_job: Database) -> None:
-    old = failed(with_job)
-    with_job.submit(payload={"to": "c"}, target="other", lane="batch", retry={"max_attempts": 9})
-    new = retry(with_job, old)
-    [message] = [request for request in with_job.requests(lane="batch") if request.run_id == str(new)]
-    assert (message.payload, message.job_version) == (b'{"to":"a"}', 2)
-    assert with_job.rows("SELECT handler, lane FROM job_runs WHERE run_id = %s", [new]) == [("other", "batch")]
-
-
-def test_retry_of_a_run_without_payload_has_none(database: Database) -> None:
-    database.submit()
-    old = failed(database)
-    database.submit(payload={"to": "c"})
-    message = request_of(database, retry(database, old))
-    assert (message.payload, message.payload_content_type) == (b"", "application/json")
+def test_retry_keeps_the_old_inputs_under_the_current_version(with_job: Database) -> None:
+    trace = f"00-{'1' * 32}-{'2' * 16}-01"
+    own = failed(with_job, payload={"to": "b"}, labels={"urgent": "yes"}, traceparent=trace)
+    plain = failed(with_job)
+    with_job.submit("without")
+    without = with_job.begun("without")
+    with_job.end(ending(without, RunState.FAILED))
+    for key in ("job", "without"):
+        with_job.submit(key, payload={"to": "c"}, target="other", lane="batch", retry={"max_attempts": 9})
+    new = [retry(with_job, run) for run in (own, plain, without.run_id)]
+    messages = {UUID(message.run_id): message for message in with_job.requests(lane="batch")}
+    assert [messages[run].payload for run in new] == [b'{"to":"b"}', b'{"to":"a"}', b""]
+    assert {(each.payload_content_type, each.job_version) for each in messages.values()} == {("application/json", 2)}
+    assert (messages[new[0]].labels, messages[new[0]].traceparent) == ({"urgent": "yes"}, trace)
+    assert with_job.rows("SELECT DISTINCT handler, lane FROM job_runs") == [("other", "batch")]
 
 
 def test_retry_after_an_edit_of_other_fields_stores_no_payload(with_job: Database) -> None:
@@ -183,8 +165,8 @@ def test_retry_follows_its_jobs_overlap_policy(database: Database) -> None:
 
 def test_retry_of_an_open_run_is_refused(with_job: Database) -> None:
     started = with_job.begun()
-    code, path, problem = refusal(with_job.apply_batch(asking(started.run_id))[0])
-    assert (code, path, problem) == ("invalid", "run_id", f"run {started.run_id} is running and has not ended")
+    error = with_job.refuse(asking(started.run_id))
+    assert error[:2] == ("run_id", f"run {started.run_id} is running and has not ended")
     assert len(with_job.job_runs()) == 1
 
 
@@ -192,15 +174,15 @@ def test_unknown_run_or_run_of_another_tenant_is_refused(with_job: Database) -> 
     with_job.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
     old = failed(with_job)
     for reply in with_job.apply_batch(asking(uuid4()), asking(old, tenant="acme")):
-        assert refusal(reply)[:2] == ("unknown_run", "run_id")
+        assert (reply.code, refusal(reply).path) == ("unknown_run", "run_id")
 
 
 def test_retry_of_a_deleted_jobs_run_is_refused(with_job: Database) -> None:
     started = with_job.begun()
     with_job.succeed(started)
     with_job.apply_batch(about("job.delete"))
-    code, path, problem = refusal(with_job.apply_batch(asking(started.run_id))[0])
-    assert (code, path, problem) == ("unknown_job", "key", "tenant 'default' has no job 'job'")
+    reply = with_job.apply(asking(started.run_id))
+    assert (reply.code, refusal(reply).path) == ("unknown_job", "key")
 
 
 def retrying(database: Database) -> UUID:
@@ -211,8 +193,8 @@ def retrying(database: Database) -> UUID:
 
 def hasten(database: Database, run: UUID, attempt: int = 2, **fields: object) -> tuple[str | None, bool]:
     """Make an attempt due; return the state that was found, and if it changed nothing."""
-    [reply] = database.apply_batch(asking(run, attempt=attempt, **fields))
-    assert (reply.status, reply.run_id) == (ReplyStatus.ACCEPTED, str(run)), reply.errors
+    reply = database.accept(asking(run, attempt=attempt, **fields))
+    assert reply.run_id == str(run)
     return reply.run_status, reply.unchanged
 
 
@@ -302,9 +284,9 @@ def deliver(database: Database, *messages: RunRequest) -> Claimed:
 def test_attempt_beyond_the_next_and_retry_without_attempt_name_the_next_one(with_job: Database) -> None:
     run = retrying(with_job)
     beyond, without = with_job.apply_batch(asking(run, attempt=3), asking(run))
-    assert refusal(beyond) == ("invalid", "attempt", f"the next attempt of run {run} is 2")
-    assert refusal(without) == ("invalid", "run_id", f"run {run} is retrying and has not ended")
-    assert "`attempt: 2`" in without.errors[0].remedy
+    assert refusal(beyond)[:2] == ("attempt", f"the next attempt of run {run} is 2")
+    assert refusal(without)[:2] == ("run_id", f"run {run} is retrying and has not ended")
+    assert "`attempt: 2`" in refusal(without).remedy
     unknown, other = with_job.apply_batch(asking(uuid4(), attempt=2), asking(run, attempt=2, tenant="acme"))
     assert (unknown.code, other.code) == ("unknown_run", "unknown_tenant")
     with pytest.raises(RequestRefused, match="delay"):
@@ -316,8 +298,8 @@ def test_attempt_of_an_open_run_that_does_not_retry_is_refused(with_job: Databas
     snoozed, queued = started.run_id, with_job.trigger()
     with_job.requeue(started, AttemptOutcome.SNOOZED, timedelta(hours=1))
     for reply in with_job.apply_batch(asking(snoozed, attempt=2), asking(queued, attempt=1)):
-        assert refusal(reply)[:2] == ("invalid", "run_id")
-        assert reply.errors[0].problem.endswith("is queued")
+        assert refusal(reply).path == "run_id"
+        assert refusal(reply).problem.endswith("is queued")
     assert hasten(with_job, snoozed, 1) == ("queued", True)
 
 

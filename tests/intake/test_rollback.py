@@ -21,7 +21,7 @@ from tidewheel.schemas.definitions import definition_record
 from tidewheel.schemas.generated.records import JobDefinition, Reply, RequestOrigin
 
 
-def rollback(database: Database, version: int, **fields: object) -> Reply:
+def rollback(database: Database, version: int, **fields: Any) -> Reply:  # noqa: ANN401
     return database.apply(about("job.rollback", version=version, **fields))
 
 
@@ -32,7 +32,8 @@ def versions(database: Database) -> list[tuple[Any, ...]]:
 
 def test_rollback_creates_a_version_with_the_earlier_spec_and_payload(clocked: ClockedDatabase) -> None:
     now = clocked.stop_clock()
-    spec = {"schedule": "@every 1h", "payload": {"to": "ann"}, "retry": {"jitter": "12.5%"}, "jitter": "3%"}
+    spec: dict[str, Any] = {"schedule": "@every 1h", "payload": {"to": "ann"}, "retry": {"jitter": "12.5%"}}
+    spec["jitter"] = "3%"
     clocked.submit(**spec)
     clocked.submit(schedule="@every 2h", payload={"to": "bob"})
     reply = rollback(clocked, 1, reason="too slow", request_id="r-1")

@@ -23,8 +23,7 @@ SECOND = timedelta(seconds=1)
 
 def test_new_job_is_version_1_and_reports_its_next_run(clocked: ClockedDatabase) -> None:
     now = clocked.stop_clock()
-    [reply] = clocked.apply_batch(submission(schedule="@every 10s") | {"request_id": "r-1"})
-    assert reply == Reply(
+    assert clocked.apply(submission(schedule="@every 10s") | {"request_id": "r-1"}) == Reply(
         request_id="r-1",
         type=RequestType.JOB_SUBMIT,
         tenant="default",
@@ -95,25 +94,15 @@ def test_recreated_job_continues_its_versions(database: Database) -> None:
 
 
 def test_job_without_a_key_is_named_by_request_id_or_offset(database: Database) -> None:
+    """A topic that is created again has its topic, partition and offset once more, with another timestamp."""
     document = {"type": "job.submit", "job": {"schedule": "manual", "target": HANDLER}}
-    named = ReceivedRequest(parse_request(document | {"request_id": "r-9"}))
-    placed = ReceivedRequest(parse_request(document), RequestOrigin(topic="tidewheel.requests", partition=3, offset=17))
-    replies = database.within(apply_requests, database.installation, [named, placed])
-    assert [reply.key for reply in replies] == ["r-9", "tidewheel.requests/3/17"]
-    assert {key for (key,) in database.rows("SELECT key FROM jobs")} == {"r-9", "tidewheel.requests/3/17"}
-
-
-def test_keyless_job_of_a_topic_created_again_is_another_job(database: Database) -> None:
-    """Its topic, partition and offset are those of a message of the topic before; its timestamp is not."""
-    keyless = parse_request({"type": "job.submit", "job": {"schedule": "manual", "target": "a"}})
-    origin = RequestOrigin(topic="tidewheel.requests", partition=3, offset=17)
-    with database.transaction() as connection:
-        for sent in (1_700_000_000_000, 1_800_000_000_000, 1_800_000_000_000):
-            apply_requests(connection, database.installation, [ReceivedRequest(keyless, origin, sent_ms=sent)])
-    assert {key for (key,) in database.rows("SELECT key FROM jobs")} == {
-        "tidewheel.requests/3/17@1700000000000",
-        "tidewheel.requests/3/17@1800000000000",
-    }
+    keyless, origin = parse_request(document), RequestOrigin(topic="tidewheel.requests", partition=3, offset=17)
+    batch = [ReceivedRequest(parse_request(document | {"request_id": "r-9"})), ReceivedRequest(keyless, origin)]
+    batch += [ReceivedRequest(keyless, origin, sent_ms=sent) for sent in (1_700, 1_800, 1_800)]
+    replies = database.within(apply_requests, database.installation, batch)
+    place = "tidewheel.requests/3/17"
+    assert [reply.key for reply in replies] == ["r-9", place, f"{place}@1700", f"{place}@1800", f"{place}@1800"]
+    assert {reply.key for reply in replies} == {key for (key,) in database.rows("SELECT key FROM jobs")}
 
 
 @pytest.mark.parametrize("key", [" a", "a ", "a\t", "\u3000a", "a\x00", "a\nb"])
@@ -149,15 +138,12 @@ def test_schedule_that_can_never_fire_is_refused_with_path_and_remedy(
     database: Database, job: dict[str, Any], path: str, problem: str
 ) -> None:
     try:
-        [reply] = database.apply_batch(submission(**job))
-        errors = [(error.path, error.problem, error.remedy) for error in reply.errors]
+        reply = database.apply(submission(**job))
         assert (reply.status, reply.code, reply.job_version) == (ReplyStatus.REJECTED, "invalid", None)
-    except Exception as refused:  # noqa: BLE001 - some are refused before they are applied
-        errors = [(error.path, error.problem, error.remedy) for error in getattr(refused, "errors", ())]
-    [(found, text, remedy)] = errors
-    assert found == path
-    assert problem in text
-    assert remedy
+        [error] = reply.errors
+    except Refused as refused:  # some are refused before they are applied
+        [error] = refused.errors
+    assert (error.path, problem in error.problem, bool(error.remedy)) == (path, True, True)
     assert database.count("jobs") == 0
 
 
@@ -214,7 +200,7 @@ def test_edit_of_an_overdue_once_fires_it_once(clocked: ClockedDatabase) -> None
 
 def test_the_same_key_in_two_tenants_is_two_jobs(database: Database) -> None:
     database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
-    ours, theirs = database.submit(), database.apply_batch(submission() | {"tenant": "acme"})[0]
+    ours, theirs = database.submit(), database.accept(submission() | {"tenant": "acme"})
     assert UUID(ours.job_id) != UUID(theirs.job_id)
     assert [theirs.tenant, theirs.job_version] == ["acme", 1]
     assert database.count("jobs") == 2
@@ -231,10 +217,8 @@ def test_once_whose_instant_has_a_run_is_refused(clocked: ClockedDatabase, betwe
     clocked.submit(**once, description="the same instant")
     clocked.apply_batch(between)
     clocked.advance(SECOND)
-    [reply] = clocked.apply_batch(submission(**once))
-    [error] = reply.errors
+    error = clocked.refuse(submission(**once))
     assert (error.path, error.remedy) == ("job.schedule.once", "trigger the job, or write another time")
-    assert "already became a run of this job" in error.problem
     clocked.submit(schedule={"once": clocked.now().isoformat()})
     fire_due(clocked)
     assert clocked.count("runs") == 2

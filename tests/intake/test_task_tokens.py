@@ -6,10 +6,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from tests.fixtures.acts import EXECUTOR, ending
+from tests.fixtures.acts import EXECUTOR, cancelling, ending, refusal
 from tests.fixtures.database import Database
-from tests.intake.waiting import beat, complete, completing, token_of, wait_for, waiting
-from tests.transitions.stepping import in_background, until_blocked
+from tests.intake.waiting import beat, beating, complete, completing, token_of, wait_for, waiting
+from tests.transitions.stepping import batch_behind
 from tidewheel.ids import RunId
 from tidewheel.intake import locks as busy
 from tidewheel.runs import RunState
@@ -20,8 +20,7 @@ from tidewheel.transitions.finish import finish_runs
 
 
 def is_over(reply: Reply, found: str | None) -> None:
-    assert (reply.status, reply.code, reply.run_status) == ("rejected", "attempt_over", found)
-    assert [error.path for error in reply.errors] == ["token"]
+    assert (reply.code, reply.run_status, refusal(reply).path) == ("attempt_over", found, "token")
 
 
 @pytest.fixture
@@ -98,7 +97,7 @@ def test_completion_before_the_wait_is_recorded_is_applied(with_job: Database) -
 @pytest.mark.parametrize("said", [{}, {"status": "failed"}])
 def test_completed_run_under_cancellation_becomes_cancelled(with_job: Database, said: dict[str, Any]) -> None:
     started = with_job.begun()
-    with_job.apply_batch({"type": "run.cancel", "run_id": str(started.run_id)})
+    with_job.apply(cancelling(started.run_id))
     reply = complete(with_job, started, **said)
     assert (reply.status, reply.run_status) == ("accepted", "cancelled")
     assert with_job.final_state(started.run_id)[0] == "cancelled"
@@ -107,8 +106,7 @@ def test_completed_run_under_cancellation_becomes_cancelled(with_job: Database, 
 
 def test_cancelled_waiting_run_ends_at_once_and_invalidates_its_token(with_job: Database) -> None:
     started = waiting(with_job)
-    [reply] = with_job.apply_batch({"type": "run.cancel", "run_id": str(started.run_id), "reason": "too slow"})
-    assert (reply.status, reply.run_status) == ("accepted", "waiting")
+    assert with_job.accept(cancelling(started.run_id, reason="too slow")).run_status == "waiting"
     assert with_job.final_state(started.run_id) == ("cancelled", "too slow")
     is_over(complete(with_job, started), "cancelled")
     is_over(beat(with_job, started), "cancelled")
@@ -119,6 +117,8 @@ def test_duplicate_completion_changes_nothing(with_job: Database) -> None:
     started = waiting(with_job)
     complete(with_job, started, result=1)
     is_over(complete(with_job, started, status="failed"), "succeeded")
+    is_over(beat(with_job, started, progress=1), "succeeded")
+    assert with_job.count("run_inputs") == 0
     assert [event.result for event in with_job.completions()] == [b"1"]
 
 
@@ -135,16 +135,16 @@ def test_token_of_an_earlier_attempt_does_not_end_the_next(with_job: Database) -
 
 def test_token_of_an_unknown_or_unclaimed_attempt_is_rejected(with_job: Database) -> None:
     unknown = with_job.installation.task_tokens.sign(RunId(with_job.begun().run_id), 7)
-    is_over(with_job.apply_batch(completing(unknown))[0], "running")
+    is_over(with_job.apply(completing(unknown)), "running")
     gone = with_job.trigger()
-    is_over(with_job.apply_batch(completing(with_job.installation.task_tokens.sign(gone, 1)))[0], "queued")
+    is_over(with_job.apply(completing(with_job.installation.task_tokens.sign(gone, 1))), "queued")
 
 
 def test_completion_with_a_forged_token_changes_nothing(with_job: Database) -> None:
     started = waiting(with_job)
     forged = task_token(b"another installation", started.run_id, 1)
-    [reply] = with_job.apply_batch(completing(forged))
-    assert (reply.status, reply.code, [error.path for error in reply.errors]) == ("rejected", "invalid", ["token"])
+    for request in (completing(forged), beating(forged)):
+        assert with_job.refuse(request).path == "token"
     assert with_job.open_run(started.run_id).state == "waiting"
 
 
@@ -162,13 +162,8 @@ def test_external_completion_waits_for_a_concurrent_end_and_is_rejected(
 ) -> None:
     monkeypatch.setattr(busy, "_LOCK_TIMEOUT", "30s")  # however slow this machine is
     started = with_job.begun()
-    closing, telling = with_job.connection(), with_job.connection()
-    finish_runs(closing, with_job.installation, [ending(started, RunState.SUCCEEDED)])
-    asked = in_background(lambda: with_job.apply_batch_within(telling, completing(token_of(with_job, started))))
-    until_blocked(with_job, telling)
-    closing.commit()
-    [reply] = asked.result(30)
-    telling.commit()
+    end, completion = [ending(started, RunState.SUCCEEDED)], completing(token_of(with_job, started))
+    [reply] = batch_behind(with_job, lambda connection: finish_runs(connection, with_job.installation, end), completion)
     is_over(reply, "succeeded")
     assert len(with_job.completions()) == 1
 
@@ -189,19 +184,12 @@ def test_heartbeat_extends_the_deadline_of_a_waiting_run(with_heartbeat: Databas
     assert deadline(with_heartbeat, started.run_id) >= asked + timedelta(minutes=10) > before
 
 
-def test_heartbeat_does_not_extend_the_external_timeout(with_heartbeat: Database) -> None:
-    started = waiting(with_heartbeat, timeout=timedelta(minutes=5), heartbeat=timedelta(minutes=1))
-    beat(with_heartbeat, started)
-    [(until, external_deadline_at)] = with_heartbeat.rows("SELECT deadline_at, external_deadline_at FROM job_runs")
-    assert until == external_deadline_at
-
-
-def test_heartbeat_does_not_extend_schedule_to_close(database: Database) -> None:
-    database.submit(heartbeat="10m", schedule_to_close="2m")
-    started = waiting(database, heartbeat=timedelta(seconds=5))
+@pytest.mark.parametrize("job", [{}, {"schedule_to_close": "2m"}], ids=["external", "schedule_to_close"])
+def test_heartbeat_extends_no_other_deadline(database: Database, job: dict[str, Any]) -> None:
+    database.submit(heartbeat="10m", **job)
+    started = waiting(database, timeout=timedelta(minutes=5), heartbeat=timedelta(seconds=5))
     beat(database, started)
-    [(until, schedule_to_close_at)] = database.rows("SELECT deadline_at, schedule_to_close_at FROM job_runs")
-    assert until == schedule_to_close_at
+    assert database.value("SELECT deadline_at = least(external_deadline_at, schedule_to_close_at) FROM job_runs")
 
 
 def test_job_without_a_heartbeat_timeout_keeps_its_deadline(with_job: Database) -> None:
@@ -236,21 +224,6 @@ def test_heartbeat_reply_reports_a_requested_cancel(with_heartbeat: Database) ->
     assert beat(with_heartbeat, started).run_status == "running"
     with_heartbeat.apply_batch({"type": "run.cancel", "run_id": str(started.run_id)})
     assert beat(with_heartbeat, started, checkpoint=1).run_status == "cancelling"
-
-
-def test_heartbeat_of_a_terminal_run_is_rejected_and_saves_nothing(with_heartbeat: Database) -> None:
-    started = with_heartbeat.begun()
-    with_heartbeat.succeed(started)
-    reply = beat(with_heartbeat, started, progress=1)
-    assert (reply.status, reply.code, reply.run_status) == ("rejected", "attempt_over", "succeeded")
-    assert with_heartbeat.count("run_inputs") == 0
-
-
-def test_heartbeat_with_a_forged_token_is_refused(with_heartbeat: Database) -> None:
-    token = token_of(with_heartbeat, waiting(with_heartbeat))
-    forged = ("B" if token[0] == "A" else "A") + token[1:]
-    [reply] = with_heartbeat.apply_batch({"type": "run.heartbeat", "token": forged})
-    assert (reply.code, [error.path for error in reply.errors]) == ("invalid", ["token"])
 
 
 def test_heartbeats_of_many_runs_are_saved_within_their_fence(with_heartbeat: Database) -> None:
@@ -290,5 +263,4 @@ def test_request_id_of_a_report_is_a_name_within_its_attempt(database: Database)
         assert complete(database, started, request_id="order-7").status == "accepted"
         assert complete(database, started, request_id="order-7").status == "accepted"
     assert complete(database, first, request_id="order-7", status="failed").code == "request_conflict"
-    [reply] = database.apply_batch({"type": "job.trigger", "key": "job", "request_id": "order-7"})
-    assert reply.status == "accepted"
+    database.trigger(request_id="order-7")

@@ -33,7 +33,7 @@ def completing(token: str, **fields: object) -> dict[str, object]:
 
 
 def complete(database: Database, started: Started, **fields: object) -> Reply:
-    return database.apply_batch(completing(token_of(database, started), **fields))[0]
+    return database.apply(completing(token_of(database, started), **fields))
 
 
 def beating(token: str, **fields: object) -> dict[str, object]:
@@ -41,4 +41,4 @@ def beating(token: str, **fields: object) -> dict[str, object]:
 
 
 def beat(database: Database, started: Started, **fields: object) -> Reply:
-    return database.apply_batch(beating(token_of(database, started), **fields))[0]
+    return database.apply(beating(token_of(database, started), **fields))
