@@ -148,11 +148,12 @@ def latest_states(database: Database, root: UUID) -> dict[str, str]:
 
 
 def change(database: Database, kind: str, root: UUID, **fields: object) -> Reply:
-    [reply] = database.apply_batch({"type": f"workflow.{kind}", "run_id": str(root)} | fields)
-    return reply
+    return database.apply({"type": f"workflow.{kind}", "run_id": str(root)} | fields)
 
 
 def changed(database: Database, kind: str, root: UUID) -> bool:
-    reply = change(database, kind, root)
-    assert reply.status is ReplyStatus.ACCEPTED, reply.errors
-    return not reply.unchanged
+    return not database.accept({"type": f"workflow.{kind}", "run_id": str(root)}).unchanged
+
+
+def fails_at(*failing: str) -> Callable[[str], RunState]:
+    return lambda key: RunState.FAILED if key in failing else RunState.SUCCEEDED

@@ -34,7 +34,7 @@ def in_background(work: Callable[[], T]) -> Future[T]:
 
 
 def behind(database: Database, first: Callable[[Conn], object], second: Callable[[Conn], T]) -> T:
-    """Run two transactions, of which the second has to wait for the commit of the first; return its result."""
+    """Run two transactions; return the result of the second, which has to wait for the first."""
     holding, waiting = database.connection(), database.connection()
     first(holding)
 

@@ -1,18 +1,17 @@
 """Runs of a job that may not overlap: the second is skipped until the active run is terminal."""
 
-from collections.abc import Sequence
 from typing import Any, Self
 from uuid import UUID
 
 import psycopg
 import pytest
 
-from tests.fixtures.acts import EXECUTOR, about, ending
+from tests.fixtures.acts import EXECUTOR, about, cancelling, ending
 from tests.fixtures.database import Database
-from tests.transitions.stepping import in_background, until_blocked
+from tests.transitions.stepping import behind
 from tidewheel.ids import job_id
 from tidewheel.runs import AttemptOutcome, Overlap, RunState
-from tidewheel.transitions.claim import Claim, Claimed, claim_runs
+from tidewheel.transitions.claim import Claim, claim_runs
 from tidewheel.transitions.finish import finish_runs
 
 JOB = job_id("default", "job")
@@ -44,14 +43,6 @@ def test_of_two_runs_of_a_job_in_one_claim_one_starts(skipping: Database) -> Non
     assert {done.started[0].run_id} | done.overlaps.skipped == runs
 
 
-def test_active_run_is_released_when_it_is_terminal(skipping: Database) -> None:
-    for state in (RunState.SUCCEEDED, RunState.FAILED, RunState.TIMED_OUT):
-        first = skipping.begin(skipping.trigger())
-        skipping.end(ending(first, state))
-        assert skipping.active_run_of(JOB) is None, state
-    assert len(skipping.claim(skipping.trigger()).started) == 1
-
-
 @pytest.mark.parametrize("outcome", [AttemptOutcome.RELEASED, AttemptOutcome.SNOOZED, AttemptOutcome.FAILED])
 def test_requeued_run_stays_the_active_run(skipping: Database, outcome: AttemptOutcome) -> None:
     first = skipping.begin(skipping.trigger())
@@ -66,7 +57,7 @@ def test_skipped_or_cancelled_run_does_not_release_the_active_run(skipping: Data
     first = skipping.begin(skipping.trigger())
     skipping.claim(skipping.trigger())
     assert skipping.active_run_of(JOB) == first.run_id
-    skipping.apply_batch({"type": "run.cancel", "run_id": str(skipping.trigger())})
+    skipping.apply(cancelling(skipping.trigger()))
     assert skipping.active_run_of(JOB) == first.run_id
     skipping.succeed(first)
     assert skipping.active_run_of(JOB) is None
@@ -74,42 +65,21 @@ def test_skipped_or_cancelled_run_does_not_release_the_active_run(skipping: Data
 
 def test_claim_waits_for_a_concurrent_end_and_becomes_active(skipping: Database) -> None:
     """The claim waits for the row of an uncommitted release, and then acquires it."""
-    first = skipping.begin(skipping.trigger())
+    end = [ending(skipping.begin(skipping.trigger()), RunState.SUCCEEDED)]
     second = skipping.requested_claim(skipping.trigger())
-    closing, claiming = skipping.connection(), skipping.connection()
-    ended = finish_runs(closing, skipping.installation, [ending(first, RunState.SUCCEEDED)])
-    assert ended.states == {first.run_id: RunState.SUCCEEDED}
-    waiting = in_background(lambda: claim_runs(claiming, skipping.installation, [second], executor_id=EXECUTOR))
-    until_blocked(skipping, claiming)
-    closing.commit()
-    assert len(waiting.result(30).started) == 1
-    claiming.commit()
+    claimed = behind(
+        skipping,
+        lambda closing: finish_runs(closing, skipping.installation, end),
+        lambda claiming: claim_runs(claiming, skipping.installation, [second], executor_id=EXECUTOR),
+    )
+    assert len(claimed.started) == 1
     assert skipping.active_run_of(JOB) == second.run_id
-
-
-@pytest.mark.slow
-def test_thousand_buffered_runs_of_one_job_follow_one_another_until_none_is_left(with_job: Database) -> None:
-    [started] = _claim_all(with_job, _triggered(with_job, "job", 1000, Overlap.BUFFER_ALL)).started
-    order = list[UUID]()
-    while True:
-        order.append(started.run_id)
-        with_job.succeed(started)
-        active = with_job.active_run_of(JOB)
-        if active is None:
-            break
-        [started] = _claim_all(with_job, [Claim(active, 1, 1, "test/0/0@0")]).started
-    assert order == [run for (run,) in with_job.rows("SELECT run_id FROM runs ORDER BY scheduled_at, run_id")]
-    assert (len(order), with_job.job_runs()) == (1000, [])
 
 
 def _triggered(database: Database, key: str, count: int, policy: Overlap) -> list[Claim]:
     asked = about("job.trigger", key, overlap=policy)
     replies = [reply for _ in range(10) for reply in database.apply_batch(*[asked] * (count // 10))]
     return [Claim(UUID(reply.run_id), 1, 1, "test/0/0@0") for reply in replies]
-
-
-def _claim_all(database: Database, claims: Sequence[Claim]) -> Claimed:
-    return database.within(claim_runs, database.installation, claims, executor_id=EXECUTOR)
 
 
 @pytest.mark.parametrize("policy", [Overlap.SKIP, Overlap.BUFFER_ALL, Overlap.CANCEL_OTHER, Overlap.ALLOW_ALL])

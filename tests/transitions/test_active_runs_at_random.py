@@ -91,13 +91,7 @@ class Row:
 
 
 class Making:
-    """Creates runs, each a millisecond after the one before it.
-
-    Args:
-        database: With the jobs.
-        policies: Of the runs.
-        chance: Chooses a run's job and policy.
-    """
+    """Creates runs, each a millisecond after the one before it."""
 
     def __init__(self, database: Database, policies: Sequence[str], chance: random.Random) -> None:
         self._database, self._policies, self._chance = database, policies, chance
@@ -158,9 +152,8 @@ class Actor:
             claims = [claim for claim in claims if claim.run_id not in begun]
         contest_runs(connection, [claim.run_id for claim in claims])
         connection.commit()
-        claimed = claim_runs(
-            connection, self.database.installation, claims, executor_id=self.executor_id, contested=True
-        )
+        installation = self.database.installation
+        claimed = claim_runs(connection, installation, claims, executor_id=self.executor_id, contested=True)
         self.check(connection, claimed.started)
 
     def check(self, connection: Conn, started: list[Started]) -> None:
@@ -172,11 +165,8 @@ class Actor:
         found = self.some(connection, BEGUN)
         with connection.cursor(row_factory=class_row(Row)) as cursor:
             requests = build_requests(connection, cursor.execute(ROWS, [[run for run, _, _ in found]]).fetchall())
-        ends = [
-            RunEnd(run, attempt, RunState.SUCCEEDED, hands, request=requests[run])
-            for run, attempt, hands in found
-            if run in requests
-        ]
+        known = [each for each in found if each[0] in requests]
+        ends = [RunEnd(run, attempt, RunState.SUCCEEDED, hands, request=requests[run]) for run, attempt, hands in known]
         finish_runs(connection, self.database.installation, ends, uniform=self.chance.random() < 0.7)
 
     def go_back(self, connection: Conn) -> None:
@@ -220,9 +210,7 @@ def settle(actor: Actor) -> None:
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 @pytest.mark.parametrize("cancels", [False, True])
 def test_concurrent_claims_and_ends_never_overlap_and_finish_every_run(
-    fresh_database: Database,
-    seed: int,
-    cancels: bool,  # noqa: FBT001 - a parameter of the test
+    fresh_database: Database, *, seed: int, cancels: bool
 ) -> None:
     database, chance = fresh_database, random.Random(seed)  # noqa: S311 - the test is to be repeated
     database.execute(ONE_UNDER_WAY)

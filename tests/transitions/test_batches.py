@@ -1,20 +1,31 @@
 """A batch runs its jobs once each after their parents, and triggers jobs at its failure and its end."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import cast
 from uuid import UUID
 
 import pytest
 
+from tests.fixtures.acts import about, refusal
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
-from tests.transitions.graphs import Chance, assert_nothing_left, change, changed, drain_some, end_some, play
+from tests.transitions.graphs import (
+    Chance,
+    assert_nothing_left,
+    change,
+    changed,
+    drain_some,
+    end_some,
+    fails_at,
+    never,
+    play,
+)
 from tidewheel.errors import Refused
 from tidewheel.runs import RunState
 from tidewheel.scheduler.cancels import PendingCancels
-from tidewheel.schemas.generated.records import Reply, ReplyStatus
+from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.parents import read_parents
 
 _CALLED = ("succeeded", "failed", "finished")
@@ -22,19 +33,11 @@ ON = {name: {"key": "called", "payload": {"order": 7}} for name in _CALLED}
 
 
 def send(database: Database, kind: str, **fields: object) -> Reply:
-    [reply] = database.apply_batch({"type": f"batch.{kind}", **fields})
-    return reply
+    return database.apply({"type": f"batch.{kind}", **fields})
 
 
 def started(database: Database, runs: object, **fields: object) -> UUID:
-    reply = send(database, "submit", runs=runs, **fields)
-    assert reply.status is ReplyStatus.ACCEPTED, reply.errors
-    return UUID(reply.batch_id)
-
-
-def refused(reply: Reply) -> tuple[str, str]:
-    assert reply.status is ReplyStatus.REJECTED
-    return reply.errors[0].path, reply.errors[0].problem
+    return UUID(database.accept({"type": "batch.submit", "runs": runs, **fields}).batch_id)
 
 
 def called(database: Database) -> list[tuple[str, object]]:
@@ -60,22 +63,12 @@ def jobs(database: Database) -> Database:
     return database
 
 
-def test_a_batch_runs_each_job_once_and_calls_back_at_its_end(jobs: Database) -> None:
-    batch = started(jobs, [{"ref": "a", "key": "job", "payload": {"n": 1}}, *of("b")], on=ON)
-    assert [one.payload for one in jobs.requests()] == [b'{"n":1}', None]
-    play(jobs)
-    assert states(jobs, batch) == {"a": "succeeded", "b": "succeeded"}
-    facts = {"batch_id": str(batch), "total": 2, "succeeded": 2, "failed": 0, "first_failed_run_id": None}
-    assert called(jobs) == [("succeeded", {"order": 7, **facts}), ("finished", {"order": 7, **facts})]
-    assert_nothing_left(jobs)
-
-
 def test_the_first_failure_is_called_once_and_the_end_once(jobs: Database) -> None:
     """The figures of the design: 10,000 runs, 3 of which fail; here 1,000 for the time of a test."""
     jobs.submit("bad", overlap="allow_all", retry={"max_attempts": 1})
     runs = [{"ref": str(n), "key": "bad" if n in {7, 300, 999} else "job"} for n in range(1000)]
     batch = started(jobs, runs, on=ON)
-    play(jobs, lambda key: RunState.FAILED if key == "bad" else RunState.SUCCEEDED)
+    play(jobs, fails_at("bad"))
     [(which, payload), (last, end)] = called(jobs)
     assert (which, last) == ("failed", "finished")
     assert isinstance(payload, Mapping)
@@ -93,9 +86,8 @@ CHAIN: list[dict[str, object]] = [
     {"ref": "c", "key": "bad", "after": ["a"], "payload": {"c": 3}},
     {"ref": "d", "key": "job", "after": ["b", "c"]},
     {"ref": "e", "key": "job", "after": ["b", {"ref": "c", "when": "failure"}]},
-    {"ref": "f", "key": "job", "after": {"ref": "d", "when": "always"}},
+    {"ref": "f", "key": "job", "after": [{"ref": "d", "when": "always"}]},
 ]
-CHAIN[-1]["after"] = [CHAIN[-1]["after"]]
 
 
 def test_random_batches_end_as_their_parents_say_under_rollbacks(jobs: Database) -> None:
@@ -118,12 +110,8 @@ def test_random_batches_end_as_their_parents_say_under_rollbacks(jobs: Database)
     draws.shuffle(runs)
     batch = started(jobs, runs, on=ON)
     chance = Chance(draws, 0.3)
-    failing = {"bad"}
 
-    def play_on() -> None:
-        def decide(key: str) -> RunState:
-            return RunState.FAILED if key in failing else RunState.SUCCEEDED
-
+    def play_on(decide: Callable[[str], RunState]) -> None:
         def rests() -> bool:
             """A drain may have postponed releases by an instant."""
             while end_some(jobs, decide, chance, 7) + drain_some(jobs, chance, children=5):
@@ -136,10 +124,9 @@ def test_random_batches_end_as_their_parents_say_under_rollbacks(jobs: Database)
         assert states(jobs, batch) == expected
         assert_nothing_left(jobs)
 
-    play_on()
+    play_on(fails_at("bad"))
     assert chance.aborted > 3
     assert [which for which, _ in called(jobs)] == ["failed", "finished"]
-    failing.clear()
     again: set[str] = set()
     for ref, parents in parents_of.items():
         beneath = any(one["ref"] in again for one in parents) and expected[ref] != "succeeded"
@@ -148,7 +135,7 @@ def test_random_batches_end_as_their_parents_say_under_rollbacks(jobs: Database)
             met = all(expected[one["ref"]] in meets[one["when"]] for one in parents)
             expected[ref] = "succeeded" if met else "skipped"
     assert changed(jobs, "resume", batch)
-    play_on()
+    play_on(fails_at())
     assert jobs.rows("SELECT count(*) FROM runs WHERE generation = 1") == [(len(again),)]
 
 
@@ -183,17 +170,14 @@ def test_resume_runs_the_failed_part_of_a_batch_again(jobs: Database) -> None:
     batch = started(jobs, CHAIN, on=ON)
     assert states(jobs, batch) == {"a": "queued", **dict.fromkeys("bcdef", "blocked")}
 
-    def fail_bad(key: str) -> RunState:
-        return RunState.FAILED if key == "bad" else RunState.SUCCEEDED
-
-    play(jobs, fail_bad)
+    play(jobs, fails_at("bad"))
     first = dict(jobs.rows("SELECT ref, run_id FROM batch_runs"))
     assert changed(jobs, "resume", batch)
     assert not changed(jobs, "resume", batch), "it is open"
     again = jobs.value("SELECT run_id FROM batch_runs WHERE ref = 'c'")
     assert jobs.rows("SELECT run_id, redriven_run_id FROM dead_letters") == [(first["c"], again)]
     assert states(jobs, batch) == {**dict.fromkeys("abef", "succeeded"), "c": "queued", "d": "blocked"}
-    play(jobs, fail_bad)
+    play(jobs, fails_at("bad"))
     assert states(jobs, batch) == {**dict.fromkeys("abef", "succeeded"), "c": "failed", "d": "skipped"}
     assert jobs.rows("SELECT state, generation, pending, failed FROM workflows") == [("failed", 1, 0, 1)]
     assert changed(jobs, "resume", batch)
@@ -212,8 +196,7 @@ def test_resume_runs_the_failed_part_of_a_batch_again(jobs: Database) -> None:
     facts = {"batch_id": str(batch), "total": 6, "succeeded": 6, "failed": 0, "first_failed_run_id": None}
     assert calls[-1][1] == {"order": 7, **facts}
     assert_nothing_left(jobs)
-    nothing = "no run of the batch failed or was cancelled"
-    assert refused(change(jobs, "resume", batch)) == ("run_id", nothing)
+    assert refusal(change(jobs, "resume", batch)).problem == "no run of the batch failed or was cancelled"
 
 
 def test_resume_of_a_cancelled_batch_and_what_it_refuses(jobs: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,17 +204,16 @@ def test_resume_of_a_cancelled_batch_and_what_it_refuses(jobs: Database, monkeyp
     runs = [*of("a"), {"ref": "b", "key": "gone", "after": ["a"], "payload": 7}, *of("c", key="gone")]
     batch = started(jobs, runs, on=ON, open=True)
     assert changed(jobs, "cancel", batch)
-    assert refused(change(jobs, "resume", batch)) == ("run_id", "the occurrence is being cancelled")
+    assert refusal(change(jobs, "resume", batch)).problem == "the occurrence is being cancelled"
     PendingCancels(jobs.session(), jobs.installation).step()
     play(jobs)
     assert set(states(jobs, batch).values()) == {"cancelled"}
-    jobs.apply_batch({"type": "job.delete", "key": "gone"})
-    assert refused(change(jobs, "resume", batch)) == ("run_id", "the job of run 'c' is deleted")
+    jobs.accept(about("job.delete", "gone"))
+    assert refusal(change(jobs, "resume", batch)).problem == "the job of run 'c' is deleted"
     jobs.submit("gone", overlap="allow_all", payload="second")
     for limit, problem in (("MAX_RUNS", "3 runs would run again"), ("_MAX_READ", "the batch has 3 runs")):
         monkeypatch.setattr(f"tidewheel.transitions.batch_resume.{limit}", 2)
-        path, text = refused(change(jobs, "resume", batch))
-        assert (path, problem in text) == ("run_id", True)
+        assert problem in refusal(change(jobs, "resume", batch)).problem
     monkeypatch.undo()
     assert changed(jobs, "resume", batch)
     play(jobs)
@@ -241,7 +223,7 @@ def test_resume_of_a_cancelled_batch_and_what_it_refuses(jobs: Database, monkeyp
     assert [which for which, _ in called(jobs)] == ["finished", "succeeded", "finished"]
     assert_nothing_left(jobs)
     jobs.execute("DELETE FROM finished_runs WHERE job_id = (SELECT job_id FROM jobs WHERE key = 'gone')")
-    assert refused(change(jobs, "resume", batch)) == ("run_id", "runs of the batch are no longer stored")
+    assert refusal(change(jobs, "resume", batch))[:2] == ("run_id", "runs of the batch are no longer stored")
 
 
 def test_runs_of_an_ordered_job_start_one_after_another(jobs: Database) -> None:
@@ -251,8 +233,8 @@ def test_runs_of_an_ordered_job_start_one_after_another(jobs: Database) -> None:
     play(jobs)
     assert states(jobs, batch) == {"a": "succeeded", "b": "succeeded"}
     assert_nothing_left(jobs)
-    path, problem = refused(send(jobs, "submit", runs=[*of("a"), {"ref": "b", "key": "line", "after": ["a"]}]))
-    assert (path, "has an ordering_key" in problem) == ("runs.1.after", True)
+    error = refusal(send(jobs, "submit", runs=[*of("a"), {"ref": "b", "key": "line", "after": ["a"]}]))
+    assert (error.path, "has an ordering_key" in error.problem) == ("runs.1.after", True)
 
 
 def test_what_a_batch_refuses(jobs: Database) -> None:
@@ -260,59 +242,43 @@ def test_what_a_batch_refuses(jobs: Database) -> None:
         with pytest.raises(Refused) as error:
             send(jobs, "submit", runs=of("a") * size)
         assert (error.value.errors[0].path, error.value.errors[0].problem) == ("runs", problem)
-    assert refused(send(jobs, "submit", runs=[*of("a"), {"ref": "b", "key": "gone"}])) == (
-        "runs.1.key",
-        "tenant 'default' has no job 'gone'",
-    )
+    unknown = [*of("a"), {"ref": "b", "key": "gone"}]
+    assert refusal(send(jobs, "submit", runs=unknown))[:2] == ("runs.1.key", "tenant 'default' has no job 'gone'")
     on = {"failed": {"key": "gone"}}
-    assert refused(send(jobs, "submit", runs=of("a"), on=on))[0] == "on.failed.key"
+    assert refusal(send(jobs, "submit", runs=of("a"), on=on)).path == "on.failed.key"
     batch = started(jobs, of("a"))
-    assert refused(send(jobs, "add", batch_id=str(batch), runs=of("b"))) == ("from_run_id", "the batch is closed")
-    assert refused(send(jobs, "add", batch_id=str(UUID(int=7)), runs=of("b")))[0] == "batch_id"
-    outside = jobs.trigger()
-    again = send(jobs, "add", batch_id=str(batch), from_run_id=str(outside), runs=of("b"))
-    assert refused(again)[0] == "from_run_id"
+    assert refusal(send(jobs, "add", batch_id=str(batch), runs=of("b")))[:2] == ("from_run_id", "the batch is closed")
+    assert refusal(send(jobs, "add", batch_id=str(UUID(int=7)), runs=of("b"))).path == "batch_id"
+    outside = str(jobs.trigger())
+    assert refusal(send(jobs, "add", batch_id=str(batch), from_run_id=outside, runs=of("b"))).path == "from_run_id"
     play(jobs)
-    assert refused(send(jobs, "add", batch_id=str(batch), runs=of("b"))) == (
-        "batch_id",
-        "the batch has already ended as succeeded",
-    )
+    assert refusal(send(jobs, "add", batch_id=str(batch), runs=of("b"))).path == "batch_id"
     assert jobs.count("batches") == jobs.count("batch_runs") == 1
 
 
 def test_a_run_adds_runs_until_its_end_is_drained(jobs: Database) -> None:
     """A repeated call adds nothing; the names of other runs of the batch may be parents."""
     batch = started(jobs, of("a", "b"), on=ON)
-    [(first,)] = jobs.rows("SELECT run_id FROM batch_runs WHERE ref = 'a'")
-    [(second,)] = jobs.rows("SELECT run_id FROM batch_runs WHERE ref = 'b'")
-    [one] = jobs.claim(second).started
-    jobs.succeed(one)
-    drain_some(jobs, Chance(random.Random(0)))  # noqa: S311 - no draw
-    [one] = jobs.claim(first).started
-    jobs.succeed(one)  # its end is stored, not drained
-    about = {"batch_id": str(batch), "from_run_id": str(first)}
+    [first], [second] = jobs.rows("SELECT run_id FROM batch_runs ORDER BY ref")
+    jobs.succeed(jobs.begin(second))
+    drain_some(jobs, never())
+    jobs.succeed(jobs.begin(first))  # its end is stored, not drained
+    beneath = {"batch_id": str(batch), "from_run_id": str(first)}
     runs = [
         {"ref": "c", "key": "job", "after": ["a", "b"]},
         {"ref": "d", "key": "job", "after": ["b"]},
         {"ref": "e", "key": "job", "after": [{"ref": "b", "when": "failure"}]},
     ]
-    assert not send(jobs, "add", **about, runs=runs).unchanged
-    assert send(jobs, "add", **about, runs=runs).unchanged
-    assert refused(send(jobs, "add", **about, runs=of("d", "x"))) == ("runs.0.ref", "the batch already has a run 'd'")
+    assert not send(jobs, "add", **beneath, runs=runs).unchanged
+    assert send(jobs, "add", **beneath, runs=runs).unchanged
+    assert refusal(send(jobs, "add", **beneath, runs=of("d", "x"))).path == "runs.0.ref"
     unknown = [{"ref": "x", "key": "job", "after": ["z"]}]
-    assert refused(send(jobs, "add", **about, runs=unknown))[0] == "runs.0.after.0.ref"
-    assert states(jobs, batch) | {"c": "", "d": "", "e": ""} == {
-        "a": "succeeded", "b": "succeeded", "c": "", "d": "", "e": ""
-    }  # fmt: skip
+    assert refusal(send(jobs, "add", **beneath, runs=unknown)).path == "runs.0.after.0.ref"
     play(jobs)
-    assert {ref: state for ref, state in states(jobs, batch).items() if ref in "cde"} == {
-        "c": "succeeded",
-        "d": "succeeded",
-        "e": "skipped",
-    }
+    assert states(jobs, batch) == dict.fromkeys("abcd", "succeeded") | {"e": "skipped"}
     assert [which for which, _ in called(jobs)] == ["succeeded", "finished"]
     assert jobs.rows("SELECT total, succeeded FROM batches") == [(5, 4)]
-    assert refused(send(jobs, "add", **about, runs=of("z")))[0] == "batch_id"
+    assert refusal(send(jobs, "add", **beneath, runs=of("z"))).path == "batch_id"
     assert_nothing_left(jobs)
 
 
@@ -327,7 +293,7 @@ def test_an_open_batch_ends_when_it_is_closed(jobs: Database) -> None:
     assert send(jobs, "close", batch_id=str(batch)).unchanged
     assert [which for which, _ in called(jobs)] == ["succeeded", "finished"]
     assert jobs.rows("SELECT state, pending, finished_at IS NULL FROM workflows") == [("succeeded", 0, False)]
-    assert refused(send(jobs, "add", batch_id=str(batch), runs=of("c")))[0] == "batch_id"
+    assert refusal(send(jobs, "add", batch_id=str(batch), runs=of("c")))[0] == "batch_id"
 
 
 def test_a_closed_batch_ends_with_its_last_run(jobs: Database) -> None:
@@ -343,7 +309,7 @@ def test_jobs_that_are_deleted_meanwhile_cancel_their_runs(jobs: Database) -> No
     jobs.submit("gone", overlap="allow_all")
     runs = [*of("a"), {"ref": "b", "key": "gone", "after": ["a"]}, {"ref": "c", "key": "job", "after": ["b"]}]
     batch = started(jobs, [*runs, *of("d", key="gone")], on=ON)
-    jobs.apply_batch({"type": "job.delete", "key": "gone"}, {"type": "job.delete", "key": "called"})
+    jobs.apply_batch(about("job.delete", "gone"), about("job.delete", "called"))
     play(jobs)
     assert states(jobs, batch) == {"a": "succeeded", "b": "cancelled", "c": "skipped", "d": "cancelled"}
     assert [which for which, _ in called(jobs)] == ["finished"]
@@ -377,10 +343,10 @@ def test_handler_of_a_batch_reads_its_parents_by_ref(jobs: Database) -> None:
 
     assert parents(runs["a"]) == []
     assert parents(runs["b"]) == [("a", "success", "queued", runs["a"])]
-    play(jobs, lambda key: RunState.FAILED if key == "bad" else RunState.SUCCEEDED)
+    play(jobs, fails_at("bad"))
     both = [("b", "success", "succeeded", runs["b"]), ("c", "failure", "failed", runs["c"])]
     assert parents(runs["e"]) == both
     assert parents(runs["e"], "c") == both[1:]
     assert parents(runs["e"], "z") == []
-    [reply] = jobs.apply_batch({"type": "run.retry", "run_id": str(runs["c"])})
+    reply = jobs.accept({"type": "run.retry", "run_id": str(runs["c"])})
     assert parents(UUID(reply.run_id)) == [("a", "success", "succeeded", runs["a"])], "a retry has those of its run"

@@ -13,13 +13,13 @@ from uuid import UUID, uuid4
 import pytest
 
 from tests.fixtures.database import Database
+from tests.intake.test_cancel_filter import with_lease
 from tests.transitions.overlapping import make
 from tests.transitions.stepping import in_background
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.ids import job_id
 from tidewheel.postgres.session import Conn, Session
-from tidewheel.postgres.statements import Statements
 from tidewheel.runs import FINAL, AttemptOutcome, RunState
 from tidewheel.scheduler.cancels import BulkCancel
 from tidewheel.scheduler.repair import ActiveRunRepair
@@ -31,7 +31,6 @@ from tidewheel.transitions.requeue import Requeue, requeue_runs
 JOBS = {"free": "allow_all", "turns": "buffer_all", "once": "skip"}
 THREADS = 4
 STEPS = 100
-LOCK_LEASE_FOR_CLAIM = Statements("tidewheel.executor")["lock_lease_for_claim"]
 CLAIMABLE: LiteralString = """
 SELECT run_id, attempt + 1, job_version FROM job_runs
  WHERE state IN ('queued', 'retrying') AND publish_at <= tidewheel_now()
@@ -76,11 +75,7 @@ class Actor:
     seen: Seen = field(default_factory=Seen)
 
     def __post_init__(self) -> None:
-        self.database.execute(
-            "INSERT INTO executors (executor_id, name, queues, handlers, slots, last_heartbeat_at, started_at)"
-            " VALUES (%s, 'e', '{default}', '{}', 1, now(), now())",
-            [self.executor_id],
-        )
+        self.database.register(self.executor_id)
 
     def live(self) -> None:
         """Do something, many times over."""
@@ -104,7 +99,7 @@ class Actor:
         found = connection.execute(CLAIMABLE).fetchall()
         wanted = self.chance.sample(found, min(len(found), self.chance.randint(1, 6)))
         connection.commit()  # the wishes come by messages, not in this transaction
-        assert connection.execute(LOCK_LEASE_FOR_CLAIM, {"executor_id": self.executor_id}).fetchone() is not None
+        with_lease(connection, self.executor_id)
         claims = [Claim(run, attempt, version, "test/0/0@0") for run, attempt, version in wanted]  # type: ignore[arg-type]  # the columns' types
         started = claim_uniform(connection, claims, executor_id=self.executor_id)
         if not started:

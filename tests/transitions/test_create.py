@@ -9,10 +9,11 @@ import pytest
 from tests.fixtures.acts import EXECUTOR, HANDLER, ending
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.scheduler.firing import fire_due
-from tests.transitions.stepping import in_background, until_blocked
+from tests.transitions.stepping import behind, in_background, until_blocked
 from tidewheel.control.client.enqueue import enqueue
 from tidewheel.ids import JobId, job_id, run_id
 from tidewheel.outbox import slice_lane_of, slice_of
+from tidewheel.postgres.session import Conn
 from tidewheel.runs import AttemptOutcome, Cause, RunState
 from tidewheel.transitions.claim import Claim, claim_runs
 from tidewheel.transitions.create import create_runs
@@ -33,22 +34,9 @@ def new_run(database: Database, at: datetime, **fields: object) -> NewRun:
     [(definition, shard)] = database.rows(
         "SELECT v.definition, j.shard FROM job_versions AS v JOIN jobs AS j USING (job_id)"
     )
-    run = NewRun(
-        run_id=run_id(JOB, at, Cause.TIMER),
-        job_id=JobId(JOB),
-        tenant="default",
-        job_version=1,
-        shard=shard,
-        cause=Cause.TIMER,
-        queue="default",
-        lane="standard",
-        handler=HANDLER,
-        overlap="allow_all",
-        scheduled_at=at,
-        publish_at=at,
-        definition=definition,
-    )
-    return run._replace(**fields)
+    made_of, job, cause = run_id(JOB, at, Cause.TIMER), JobId(JOB), Cause.TIMER
+    where = "default", "standard", HANDLER, "allow_all"
+    return NewRun(made_of, job, "default", 1, shard, cause, *where, at, at, definition)._replace(**fields)
 
 
 def write(database: Database, *runs: NewRun, now: datetime, repeats: bool = False) -> set[UUID]:
@@ -66,11 +54,9 @@ def test_run_and_message_agree(database: Database, now: datetime) -> None:
     [message] = database.requests()
     assert (message.run_id, message.attempt, message.job_version) == (str(run.run_id), 1, 1)
     assert (message.scheduled_at, message.publish_at, message.definition) == (at, at, run.definition)
-    [(key, publish_at, slice_lane)] = database.rows(
-        "SELECT key, publish_at, slice_lane FROM outbox WHERE topic LIKE '%.runs.%'"
-    )
+    rows = database.rows("SELECT key, publish_at, slice_lane FROM outbox WHERE topic LIKE '%.runs.%'")
     expected = slice_lane_of(slice_of(run.shard, database.installation.shards), "standard")
-    assert (key, publish_at, slice_lane) == (str(run.run_id).encode(), at, expected)
+    assert rows == [(str(run.run_id).encode(), at, expected)]
     assert database.count("run_inputs") == 0
 
 
@@ -92,13 +78,11 @@ def test_repeats_creates_only_new_runs(database: Database, now: datetime) -> Non
 
 def test_second_concurrent_writer_of_an_occurrence_creates_nothing(database: Database, now: datetime) -> None:
     run = new_run(database, now)
-    first, second = database.connection(), database.connection()
-    create_runs(first, database.installation, [run], now=now, repeats=True)
-    waiting = in_background(lambda: create_runs(second, database.installation, [run], now=now, repeats=True))
-    until_blocked(database, second)
-    first.commit()
-    assert waiting.result(30) == set()
-    second.commit()
+
+    def create(connection: Conn) -> set[UUID]:
+        return create_runs(connection, database.installation, [run], now=now, repeats=True)
+
+    assert behind(database, create, create) == set()
     assert len(database.job_runs()) == len(database.requests()) == 1
 
 
@@ -210,74 +194,15 @@ def test_waiting_run_ages(clocked: ClockedDatabase) -> None:
     assert [clocked.open_run(run).state for run in (low, high)] == [RunState.QUEUED, RunState.BUFFERED]
 
 
-AHEAD = timedelta(seconds=5)
-
-
-@pytest.fixture
-def ahead(clocked: ClockedDatabase) -> ClockedDatabase:
-    """A job that fires each second, five of its runs written ahead of their time."""
-    clocked.stop_clock()
-    clocked.submit(schedule="@every 1s", overlap="allow_all")
-    fire_due(clocked, lookahead=AHEAD)
-    assert len(clocked.job_runs()) == 5
-    return clocked
-
-
-def taken_back(database: ClockedDatabase) -> dict[UUID, object]:
-    with database.transaction() as connection:
-        return dict(retract_runs(connection, [JOB], now=database.now()))
-
-
-def test_retracted_runs_leave_no_row_and_their_messages_claim_nothing(ahead: ClockedDatabase) -> None:
-    first = ahead.job_runs()[0]
-    wanted = ahead.requested_claim(first.run_id)
-    assert taken_back(ahead) == {JOB: first.scheduled_at}
-    assert ahead.count("runs") == 0
-    ahead.advance(AHEAD)
-    with ahead.transaction() as connection:
-        assert claim_runs(connection, ahead.installation, [wanted], executor_id=EXECUTOR).started == []
-
-
-def test_due_run_is_not_retracted(ahead: ClockedDatabase) -> None:
-    now = ahead.advance(timedelta(seconds=2))
-    assert taken_back(ahead) == {JOB: now + timedelta(seconds=1)}
-    assert [run.scheduled_at for run in ahead.job_runs()] == [now - timedelta(seconds=1), now]
-
-
-def test_triggered_and_started_runs_are_not_retracted(ahead: ClockedDatabase) -> None:
+def test_triggered_and_started_runs_are_not_retracted(still: ClockedDatabase) -> None:
     """Also when the clock has gone back since they began, and one of them waits for another executor."""
-    triggered = ahead.trigger(delay="1h")
-    running, released = ahead.job_runs()[:2]
-    ahead.advance(timedelta(seconds=2))
-    ahead.begin(running.run_id)
-    ahead.requeue(ahead.begin(released.run_id), AttemptOutcome.RELEASED)
-    ahead.advance(timedelta(seconds=-2))
-    taken_back(ahead)
-    assert {run.run_id for run in ahead.job_runs()} == {triggered, running.run_id, released.run_id}
-
-
-def test_retraction_waits_for_a_concurrent_claim_which_wins(ahead: ClockedDatabase) -> None:
-    """The claim's row is locked: taking back waits for it and then finds a run that has begun."""
-    first = ahead.job_runs()[0]
-    wanted = ahead.requested_claim(first.run_id)
-    before = ahead.now()
-    ahead.advance(timedelta(seconds=1))
-    claiming, taking = ahead.connection(), ahead.connection()
-    assert len(claim_runs(claiming, ahead.installation, [wanted], executor_id=EXECUTOR).started) == 1
-    waiting = in_background(lambda: retract_runs(taking, [JOB], now=before))
-    until_blocked(ahead, taking)
-    claiming.commit()
-    assert first.scheduled_at not in waiting.result(30).values()
-    taking.commit()
-    assert [run.run_id for run in ahead.job_runs()] == [first.run_id]
-
-
-def test_ended_schedule_finishes_its_job(clocked: ClockedDatabase) -> None:
-    now = clocked.stop_clock()
-    clocked.submit(schedule={"once": (now + timedelta(seconds=1)).isoformat()})
-    clocked.advance(timedelta(seconds=2))
-    fire_due(clocked)
-    assert clocked.count("timers") == 0
-    assert clocked.value("SELECT finished_at FROM jobs") == clocked.now()
-    assert len(clocked.claim(*(run.run_id for run in clocked.job_runs())).started) == 1
-    assert [event.type for event in clocked.lifecycle()] == ["io.tidewheel.job.created.v1"]
+    still.submit(schedule="@every 1s", overlap="allow_all")
+    fire_due(still, lookahead=timedelta(seconds=5))
+    running, released, first, *_ = still.job_runs()
+    triggered = still.trigger(delay="1h")
+    still.advance(timedelta(seconds=2))
+    still.begin(running.run_id)
+    still.requeue(still.begin(released.run_id), AttemptOutcome.RELEASED)
+    still.advance(timedelta(seconds=-2))
+    assert still.within(retract_runs, [JOB], now=still.now()) == {JOB: first.scheduled_at}
+    assert {run.run_id for run in still.job_runs()} == {triggered, running.run_id, released.run_id}

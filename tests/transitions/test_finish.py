@@ -46,9 +46,8 @@ def test_failed_run_becomes_a_dead_letter_in_table_and_topic(database: Database,
     started = database.begun()
     database.requeue(started, AttemptOutcome.FAILED)
     last = database.begin(started.run_id)
-    told: dict[str, Any] = {"reason": "why", "error_type": "ValueError", "error_message": "no such address"}
-    told["trace"] = "Traceback: …"
-    database.end(ending(last, state, **told, output=b"out"))
+    told: dict[str, Any] = {"error_type": "ValueError", "error_message": "no such address", "trace": "Traceback: …"}
+    database.end(ending(last, state, **told, reason="why", output=b"out"))
     assert database.rows("SELECT kind, run_id, reason FROM dead_letters") == [("run", last.run_id, "no such address")]
     [kept] = database.rows("SELECT run_id, state, attempt, error_type, error_message, trace FROM failed_runs")
     assert kept == (last.run_id, state, 2, "ValueError", "no such address", "Traceback: …")
@@ -181,9 +180,7 @@ def test_end_between_attempts_writes_no_attempt(with_job: Database) -> None:
 
 
 def test_sequence_and_event_id_are_derived_from_the_run(with_job: Database) -> None:
-    for attempt, state, sequence in (
-        (0, RunState.CANCELLED, 1), (1, RunState.SUCCEEDED, 2), (2, RunState.FAILED, 4),
-    ):  # fmt: skip
+    for attempt, state, sequence in ((0, RunState.CANCELLED, 1), (1, RunState.SUCCEEDED, 2), (2, RunState.FAILED, 4)):
         run_id = with_job.trigger()
         for number in range(1, attempt + 1):
             started = with_job.begin(run_id)
@@ -237,11 +234,8 @@ def test_inputs_of_a_run_that_was_open_for_long_move_with_its_end(clocked: Clock
     clocked.end(*(ending(started, RunState.FAILED, error_type="ValueError") for started in runs))
     placed = clocked.rows("SELECT run_id, created_at, tableoid::regclass::text FROM run_inputs")
     expected = {kept: created_at, moved: ended_at, late: ended_at - timedelta(seconds=1)}
-    assert {run: (at, table) for run, at, table in placed} == {
-        run: (at, f"run_inputs_{at:%Y%m%d}") for run, at in expected.items()
-    }
-    [reply] = clocked.apply_batch({"type": "run.retry", "run_id": str(moved)})
-    assert reply.status == "accepted", reply.errors
+    assert set(placed) == {(run, at, f"run_inputs_{at:%Y%m%d}") for run, at in expected.items()}
+    clocked.accept({"type": "run.retry", "run_id": str(moved)})
     assert clocked.requests()[-1].payload == b'"moved"'
 
 
@@ -278,11 +272,7 @@ def test_run_lies_in_the_partition_of_its_end(still: ClockedDatabase) -> None:
     started = still.begun()
     ended_at = still.advance(timedelta(days=40))
     still.end(ending(started, RunState.FAILED, error_type="ValueError", output=b"out"))
-    places = {
-        "finished_runs": ended_at,
-        "attempts": started.started_at,
-        "attempt_outputs": started.started_at,
-    }
-    for table, at in places.items():
+    began_at = started.started_at
+    for table, at in (("finished_runs", ended_at), ("attempts", began_at), ("attempt_outputs", began_at)):
         query = sql.SQL("SELECT tableoid::regclass::text FROM {}").format(sql.Identifier(table))
         assert still.rows(query) == [(f"{table}_{at:%Y%m%d}",)]

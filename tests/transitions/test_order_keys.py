@@ -1,37 +1,39 @@
 """Ordering keys: the runs of a key start in the order of their acceptance, one by one."""
 
 import random
-import threading
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import LiteralString, cast
 from uuid import UUID
 
 import psycopg
 import pytest
 
-from tests.fixtures.acts import EXECUTOR, about, ending
+from tests.fixtures.acts import EXECUTOR, about, cancelling, ending
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
 from tests.scheduler.firing import fire_due
 from tests.transitions.graphs import drain_some, never
+from tests.transitions.stepping import batch_behind, behind, in_background
 from tests.transitions.test_run_keys import limit_tenant
 from tests.transitions.test_tenant_places import COUNTERS, Executor
 from tests.transitions.test_tenant_rates import flood, limit
 from tidewheel.control.client.client import Client
 from tidewheel.control.reads.waits import read_waits
 from tidewheel.errors import Refused, Unavailable
-from tidewheel.postgres.session import UNIFORM, Conn, Session
+from tidewheel.postgres.session import UNIFORM, Conn
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.scheduler.concurrency_keys import KeyDuties
 from tidewheel.scheduler.deadlines import Deadlines
-from tidewheel.transitions.after_end import apply_deferred_effects
+from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.claim import Claim, claim_uniform
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.held_back import find_woken_orders, settle_order
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 
+IN_ORDER = about("job.trigger", ordering_key="acme")
 KEY: LiteralString = "SELECT head, blocked_by FROM order_keys"
 CLAIMABLE: LiteralString = """
 SELECT run_id, attempt + 1, job_version FROM job_runs
@@ -42,7 +44,8 @@ SELECT run_id, waits_for = key_id FROM job_runs WHERE order_no IS NOT NULL ORDER
 """
 WAITED: LiteralString = """
 SELECT count(*) FROM pg_stat_activity
- WHERE datname = current_database() AND wait_event_type = 'Lock' AND clock_timestamp() - query_start > %s
+ WHERE datname = current_database() AND wait_event_type = 'Lock'
+   AND clock_timestamp() - query_start > interval '150 ms'
 """
 FIRST: LiteralString = """
 SELECT count(*) FROM job_runs AS o
@@ -65,7 +68,7 @@ def ordered(database: Database, number: int = 3, **fields: object) -> list[UUID]
 
 
 def retry(database: Database, run: UUID) -> UUID:
-    return UUID(database.apply_batch({"type": "run.retry", "run_id": str(run)})[0].run_id)
+    return UUID(database.accept({"type": "run.retry", "run_id": str(run)}).run_id)
 
 
 def states(database: Database, *runs: UUID) -> list[str]:
@@ -80,13 +83,6 @@ def test_runs_of_a_key_start_one_after_another(still: ClockedDatabase) -> None:
         still.succeed(still.begin(run))
         assert states(still, *rest) == ["queued", "buffered"][: len(rest)]
     assert still.count("order_keys") == 0
-
-
-def test_attempts_that_fail_keep_the_place(still: ClockedDatabase) -> None:
-    first, second, _ = ordered(still)
-    still.requeue(still.begin(first), AttemptOutcome.FAILED)
-    assert states(still, first, second) == ["retrying", "buffered"]
-    assert not still.claim(second).started
 
 
 def test_failure_blocks_until_a_retry_succeeds(still: ClockedDatabase) -> None:
@@ -119,9 +115,7 @@ def test_runs_that_time_out_before_their_turn_block_the_key_at_it(still: Clocked
     passing = still.trigger("hasty", ordering_key={"key": "acme", "on_failure": "skip"})
     [last] = ordered(still, 1)
     still.advance(timedelta(minutes=2))
-    session = Session(still.url, "test")
-    assert Deadlines(session, still.installation).step()[0] == 4
-    session.close()
+    assert Deadlines(still.session(), still.installation).step()[0] == 4
     assert still.final_state(second) == still.final_state(passing) == ("timed_out", "schedule_to_start")
     assert still.rows(KEY) == [(first, None)]
     early = retry(still, third)  # it takes the place of that run, and waits for it
@@ -136,6 +130,9 @@ def test_runs_that_time_out_before_their_turn_block_the_key_at_it(still: Clocked
     assert still.rows(KEY) == [(None, fourth)]
     with Client(still.url) as client:
         assert client.ordering_keys.unblock("acme", skip=True).run_id == fourth
+        assert states(still, last) == ["queued"]
+        with pytest.raises(Refused, match="not blocked"):
+            client.ordering_keys.unblock("acme", skip=True)
     still.succeed(still.begin(last))
     assert (still.count("order_keys"), still.count("order_failures")) == (0, 0)
 
@@ -160,21 +157,18 @@ def test_resume_of_a_batch_repeats_the_run_that_blocks_a_key_in_its_place(
 ) -> None:
     """Issue 39, F4: it became the last of the key, behind runs that waited for it."""
     still.submit(ordering_key="acme", retry={"max_attempts": 1})
-    [reply] = still.apply_batch(
-        {"type": "batch.submit", "runs": [{"ref": "a", "key": "job"}, {"ref": "b", "key": "job"}]}
-    )
+    reply = still.accept({"type": "batch.submit", "runs": [{"ref": "a", "key": "job"}, {"ref": "b", "key": "job"}]})
     [first], [second] = still.rows("SELECT run_id FROM batch_runs ORDER BY ref")
     still.end(ending(still.begin(first), RunState.FAILED, error_type="ValueError"))
     assert still.rows(KEY) == [(None, first)]
-    still.apply_batch({"type": "run.cancel", "run_id": str(second)})
+    still.apply(cancelling(second))
     later = still.trigger()
     if moved:
         still.submit(ordering_key="other")
     KeyDuties(still.session(), still.installation).wake()
     while drain_some(still, never()):
         pass
-    [resumed] = still.apply_batch({"type": "workflow.resume", "run_id": reply.batch_id})
-    assert (resumed.status, resumed.unchanged) == ("accepted", False), resumed.errors
+    assert not still.accept({"type": "workflow.resume", "run_id": reply.batch_id}).unchanged
     again = still.value("SELECT run_id FROM batch_runs WHERE ref = 'a'")
     assert states(still, again, later) == ["queued", "buffered"]
     still.succeed(still.begin(again))
@@ -185,21 +179,11 @@ def test_retry_that_fails_or_is_cancelled_leaves_the_key_blocked(still: ClockedD
     first, second, _ = ordered(still)
     still.end(ending(still.begin(first), RunState.FAILED))
     again = retry(still, first)
-    still.apply_batch({"type": "run.cancel", "run_id": str(again)})
+    still.apply(cancelling(again))
     assert still.rows(KEY) == [(None, first)]
     last = retry(still, first)
     still.end(ending(still.begin(last), RunState.FAILED))
     assert (still.rows(KEY), states(still, second)) == ([(None, last)], ["buffered"])
-
-
-def test_skip_lets_the_next_run_start(still: ClockedDatabase) -> None:
-    first, second, _ = ordered(still)
-    still.end(ending(still.begin(first), RunState.FAILED))
-    with Client(still.url) as client:
-        assert client.ordering_keys.unblock("acme", skip=True).run_id == first
-        with pytest.raises(Refused, match="not blocked"):
-            client.ordering_keys.unblock("acme", skip=True)
-    assert states(still, second) == ["queued"]
 
 
 def test_runs_of_a_job_with_an_ordering_key_are_in_its_order(still: ClockedDatabase) -> None:
@@ -222,8 +206,7 @@ def test_runs_of_a_job_with_an_ordering_key_are_in_its_order(still: ClockedDatab
         ({"payload": {}}, "payload.customer"),
     ]
     for fields, path in cases:
-        [reply] = still.apply_batch(about("job.trigger") | fields)
-        assert [error.path for error in reply.errors] == [path]
+        assert still.refuse(about("job.trigger") | fields).path == path
     still.succeed(still.begin(second))
     assert states(still, third, again) == ["queued", "buffered"]
 
@@ -269,10 +252,9 @@ def test_delayed_run_holds_its_place(still: ClockedDatabase) -> None:
 
 def test_cancelled_runs_leave_the_order(still: ClockedDatabase) -> None:
     first, second, third = ordered(still)
-    still.apply_batch({"type": "run.cancel", "run_id": str(second)})
-    still.apply_batch({"type": "run.cancel", "run_id": str(first)})
+    still.apply_batch(cancelling(second), cancelling(first))
     assert states(still, third) == ["queued"]
-    still.apply_batch({"type": "run.cancel", "run_id": str(third)})
+    still.apply(cancelling(third))
     assert still.count("order_keys") == 0
 
 
@@ -283,10 +265,8 @@ def test_next_run_that_another_transaction_holds_is_queued_by_the_scheduler(stil
         still.succeed(still.begin(first))
         assert states(still, second, third) == ["buffered", "buffered"]  # the third does not pass the second
     still.advance(timedelta(seconds=1))
-    session = Session(still.url, "test")
-    duties = KeyDuties(session, still.installation)
+    duties = KeyDuties(still.session(), still.installation)
     assert (duties.wake(), duties.wake()) == (1, 0)
-    session.close()
     assert states(still, second, third) == ["queued", "buffered"]
 
 
@@ -298,34 +278,28 @@ def test_end_that_waits_briefly_for_a_run_waits_longer_for_a_key(
     with_job: Database, field: str, lock: LiteralString
 ) -> None:
     with_job.submit(**{field: "acme"})
-    started = with_job.begin(with_job.trigger())
+    started = with_job.begun()
     end = ending(started, RunState.SUCCEEDED, request=with_job.requests()[0])
     session = with_job.session(options=UNIFORM)
-    with ThreadPoolExecutor(1) as other, with_job.transaction() as connection:
+    with with_job.transaction() as connection:
         connection.execute(lock)
-        ended = other.submit(session.within, finish_runs, with_job.installation, [end], uniform=True)
-        until(lambda: ended.done() or waits(with_job, timedelta(milliseconds=150)), "the end waits for the key")
+        ended = in_background(lambda: session.within(finish_runs, with_job.installation, [end], uniform=True))
+        until(lambda: ended.done() or with_job.value(WAITED), "the end waits for the key")
         connection.rollback()
-        assert ended.result().states == {started.run_id: RunState.SUCCEEDED}
-
-
-def waits(database: Database, since: timedelta = timedelta(0)) -> bool:
-    """True if a statement has waited for a lock for so long."""
-    return bool(database.value(WAITED, [since]))
+        assert ended.result(30).states == {started.run_id: RunState.SUCCEEDED}
 
 
 def test_run_that_is_triggered_while_the_last_one_ends_starts(with_job: Database) -> None:
     """The trigger has the key, and the end of the run that was its last one waits for it."""
     [first] = ordered(with_job, 1)
-    started = with_job.begin(first)
-    with ThreadPoolExecutor(1) as other, with_job.transaction() as connection:
-        trigger = about("job.trigger", ordering_key="acme")
-        [reply] = with_job.apply_batch_within(connection, trigger)
-        ended = other.submit(with_job.succeed, started)
-        until(lambda: waits(with_job), "the end waits for the trigger")
-        connection.commit()
-        ended.result()
-    second = UUID(reply.run_id)
+    end = [ending(with_job.begin(first), RunState.SUCCEEDED)]
+    replies: list[Reply] = []
+    behind(
+        with_job,
+        lambda triggering: replies.extend(with_job.apply_batch_within(triggering, IN_ORDER)),
+        lambda ending_it: finish_runs(ending_it, with_job.installation, end),
+    )
+    second = UUID(replies[0].run_id)
     assert (states(with_job, second), with_job.rows(KEY)) == (["queued"], [(second, None)])
     assert [UUID(each.run_id) for each in with_job.requests()] == [first, second]
 
@@ -333,13 +307,9 @@ def test_run_that_is_triggered_while_the_last_one_ends_starts(with_job: Database
 def test_run_that_is_triggered_after_the_last_one_has_ended_is_first(with_job: Database) -> None:
     """The end has deleted the key, and the trigger waits for its commit."""
     [first] = ordered(with_job, 1)
-    started = with_job.begin(first)
-    with ThreadPoolExecutor(1) as other, with_job.transaction() as connection:
-        finish_runs(connection, with_job.installation, [ending(started, RunState.SUCCEEDED)])
-        triggered = other.submit(ordered, with_job, 1)
-        until(lambda: waits(with_job), "the trigger waits for the end")
-        connection.commit()
-        [second] = triggered.result()
+    end = [ending(with_job.begin(first), RunState.SUCCEEDED)]
+    [reply] = batch_behind(with_job, lambda ending_it: finish_runs(ending_it, with_job.installation, end), IN_ORDER)
+    second = UUID(reply.run_id)
     assert (states(with_job, second), with_job.rows(KEY)) == (["queued"], [(second, None)])
     assert with_job.rows("SELECT order_no FROM job_runs") == [(0,)]
 
@@ -365,16 +335,7 @@ def test_tenants_rate_holds_the_first_run_alone(still: ClockedDatabase) -> None:
     first, second = ordered(still, 2)
     assert still.rows(WAITS_IN_ORDER) == [(first, False), (second, True)]
     assert states(still, first, second) == ["buffered", "buffered"]
-    still.apply_batch({"type": "run.cancel", "run_id": str(first)})
-    assert states(still, second) == ["queued"]
-
-
-def test_end_in_a_clients_own_transaction_lets_the_next_run_start(still: ClockedDatabase) -> None:
-    first, second, _ = ordered(still)
-    started = still.begin(first)
-    still.within(finish_runs, still.installation, [ending(started, RunState.SUCCEEDED)], lasting=True)
-    assert states(still, second) == ["buffered"]
-    still.within(apply_deferred_effects, still.installation)
+    still.apply(cancelling(first))
     assert states(still, second) == ["queued"]
 
 
@@ -400,9 +361,9 @@ def test_what_contradicts_an_order_is_refused(
     still: ClockedDatabase, job: dict[str, object], fields: dict[str, object], problem: str
 ) -> None:
     still.submit("other", **job)
-    [reply] = still.apply_batch(about("job.trigger", "other", ordering_key="acme", **fields))
-    assert [error.path for error in reply.errors] == ["ordering_key"]
-    assert problem in reply.errors[0].problem
+    error = still.refuse(about("job.trigger", "other", ordering_key="acme", **fields))
+    assert error.path == "ordering_key"
+    assert problem in error.problem
 
 
 def test_runs_without_an_order_read_no_key(still: ClockedDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,28 +375,15 @@ def test_runs_without_an_order_read_no_key(still: ClockedDatabase, monkeypatch: 
 def test_orders_hold_under_failures_retries_and_deaths(with_job: Database) -> None:
     """Threads claim, end and die at random; a run starts only when none before it is open."""
     keys, runs = 8, 80
-    batch = [
-        about(
-            "job.trigger",
-            ordering_key={"key": f"k-{number % keys}", "on_failure": "skip"},
-        )
-        for number in range(runs)
-    ]
-    for first in range(0, runs, 100):
-        with_job.apply_batch(*batch[first : first + 100])
+    orders = ({"key": f"k-{number % keys}", "on_failure": "skip"} for number in range(runs))
+    with_job.apply_batch(*(about("job.trigger", ordering_key=order) for order in orders))
     wrong: list[int] = []
-    errors: list[BaseException] = []
 
     def work(seed: int) -> None:
         dice = random.Random(seed)  # noqa: S311 - a test's choices
-        try:
-            while with_job.count("job_runs"):
-                try:
-                    with_job.within(step, dice)
-                except (_Died, psycopg.errors.DeadlockDetected, Unavailable):
-                    continue
-        except BaseException as error:  # noqa: BLE001 - the test judges it
-            errors.append(error)
+        while with_job.count("job_runs"):
+            with suppress(_Died, psycopg.errors.DeadlockDetected, Unavailable):
+                with_job.within(step, dice)
 
     def step(connection: Conn, dice: random.Random) -> None:
         rows = cast("list[tuple[UUID, int, int]]", connection.execute(CLAIMABLE).fetchall())
@@ -457,12 +405,8 @@ def test_orders_hold_under_failures_retries_and_deaths(with_job: Database) -> No
             raise _Died
         settle_order(connection, with_job.installation, woken=find_woken_orders(connection))
 
-    threads = [threading.Thread(target=work, args=[seed]) for seed in range(3)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(60)
-    assert not errors
+    for each in [in_background(partial(work, seed)) for seed in range(3)]:
+        each.result(60)
     assert sum(wrong) == 0
     assert (with_job.count("job_runs"), with_job.count("order_keys")) == (0, 0)
     assert with_job.count("finished_runs") == runs

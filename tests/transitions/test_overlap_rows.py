@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from tests.fixtures.acts import EXECUTOR, NEVER, about, ending
+from tests.fixtures.acts import EXECUTOR, NEVER, about, cancelling, ending
 from tests.fixtures.database import Database
 from tests.transitions.overlapping import JOB, holding, make, signals, waiting
 from tidewheel.runs import AttemptOutcome, Cause, Overlap, RunState
@@ -66,13 +66,6 @@ def test_buffered_runs_are_promoted_oldest_first(job: Database) -> None:
         assert waiting(job) is (number < 3)
         job.succeed(job.begin(run))
     assert job.job_runs() == []
-
-
-def test_oldest_of_several_claimed_runs_starts_and_the_rest_waits(job: Database) -> None:
-    runs = [make(job, ALL) for _ in range(3)]
-    done = job.claim(*reversed(runs))
-    assert [started.run_id for started in done.started] == runs[:1]
-    assert done.overlaps.buffered == set(runs[1:])
 
 
 def test_buffer_one_keeps_the_one_that_waits_already(job: Database) -> None:
@@ -193,7 +186,9 @@ def test_promoted_run_that_has_not_started_is_replaced(job: Database) -> None:
 
 def test_end_of_a_run_that_replaced_one_of_its_claim_promotes_the_next(job: Database) -> None:
     runs = [make(job, ALL) for _ in range(3)]
-    [first] = job.claim(*runs).started
+    done = job.claim(*reversed(runs))
+    [first] = done.started
+    assert (first.run_id, done.overlaps.buffered) == (runs[0], set(runs[1:])), "the oldest starts"
     job.succeed(first)
     replacing = make(job, TERMINATE)
     [started] = job.claim(runs[1], replacing).started
@@ -310,7 +305,7 @@ def test_ended_waiting_run_does_not_release_the_active_run(job: Database, state:
 def test_active_run_is_released_after_its_last_waiting_run_ends(job: Database) -> None:
     first, gone = holding(job), make(job, ALL)
     job.claim(gone)
-    job.apply_batch({"type": "run.cancel", "run_id": str(gone)})
+    job.apply(cancelling(gone))
     job.succeed(first)
     assert job.active_run_of(JOB) is None
 
@@ -319,7 +314,7 @@ def test_cancelling_a_promoted_run_promotes_the_next(job: Database) -> None:
     first, second, third = holding(job), make(job, ALL), make(job, ALL)
     job.claim(second, third)
     job.succeed(first)
-    job.apply_batch({"type": "run.cancel", "run_id": str(second)})
+    job.apply(cancelling(second))
     assert (job.active_run_of(JOB), job.open_run(third).state) == (third, "queued")
 
 
@@ -353,7 +348,7 @@ def test_jobs_do_not_wait_for_each_other(job: Database) -> None:
 
 def test_first_of_two_cancels_gives_the_reason(job: Database) -> None:
     first = holding(job)
-    job.apply_batch({"type": "run.cancel", "run_id": str(first.run_id), "reason": "not needed"})
+    job.apply(cancelling(first.run_id, reason="not needed"))
     job.claim(make(job, CANCEL))
     job.succeed(first)
     assert job.final_state(first.run_id) == ("cancelled", "not needed")

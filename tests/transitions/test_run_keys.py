@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from tests.fixtures.acts import EXECUTOR, about
+from tests.fixtures.acts import EXECUTOR, about, cancelling, ending
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.examples import FULL
 from tests.scheduler.firing import fire_due
@@ -91,19 +91,6 @@ def test_end_passes_its_place_to_the_oldest_waiting_run(database: Database, fast
     assert key_row(database) == (0, False, False)
 
 
-def test_attempt_that_waits_to_be_retried_holds_no_place(database: Database) -> None:
-    keyed(database)
-    first, second = database.trigger(), database.trigger()
-    started = database.begin(first)
-    assert database.claim(second).waiting == {second}
-    database.requeue(started, AttemptOutcome.FAILED)
-    running = database.begin(second)
-    assert database.claim(first).waiting == {first}
-    assert database.open_run(first).state == RunState.BUFFERED
-    database.succeed(running)
-    assert database.begin(first).attempt == 2
-
-
 @pytest.mark.parametrize("state", ["waits", "promoted"])
 def test_cancelled_run_leaves_no_place_behind(database: Database, state: str) -> None:
     keyed(database)
@@ -111,7 +98,7 @@ def test_cancelled_run_leaves_no_place_behind(database: Database, state: str) ->
     started, _ = database.begin(first), database.claim(second, third)
     if state == "promoted":
         database.succeed(started)
-    database.apply_batch({"type": "run.cancel", "run_id": str(second)})
+    database.apply(cancelling(second))
     assert database.final_state(second)[0] == RunState.CANCELLED
     if state == "waits":
         database.succeed(started)
@@ -128,10 +115,10 @@ def test_runs_of_one_template_have_the_keys_of_their_payloads(database: Database
     ]
     runs = [database.trigger(**fields) for fields in given]
     assert [open_key(database, run) for run in runs] == ["to/own", "to/7", "all/7"]
-    [reply] = database.apply_batch(about("job.trigger", payload={"client": 7}))
-    assert [(error.path, bool(error.remedy)) for error in reply.errors] == [("payload.customer", True)]
+    error = database.refuse(about("job.trigger", payload={"client": 7}))
+    assert (error.path, bool(error.remedy)) == ("payload.customer", True)
     database.succeed(database.begin(runs[1]))
-    [reply] = database.apply_batch({"type": "run.retry", "run_id": str(runs[1])})
+    reply = database.accept({"type": "run.retry", "run_id": str(runs[1])})
     assert open_key(database, UUID(reply.run_id)) == "to/7", "a retry keeps the key"
 
 
@@ -240,18 +227,24 @@ def test_run_that_replaces_the_active_run_takes_its_place(database: Database) ->
     assert key_row(database) == (1, False, False)
 
 
-def test_completion_in_a_clients_transaction_gives_the_place_back_later(database: Database) -> None:
-    keyed(database)
-    first, second = database.trigger(), database.trigger()
-    started, _ = database.begin(first), database.claim(second)
-    with database.transaction() as connection:
-        end = RunEnd(first, started.attempt, RunState.SUCCEEDED, EXECUTOR)
-        finish_runs(connection, database.installation, [end], lasting=True)
-    assert database.open_run(second).state == RunState.BUFFERED
+@pytest.mark.parametrize("what", ["concurrency_key", "ordering_key", "tenant"])
+def test_completion_in_a_clients_transaction_gives_the_place_back_later(database: Database, what: str) -> None:
+    if what == "tenant":
+        limit_tenant(database, 1)
+        database.submit()
+    else:
+        database.submit(**{what: "acme"})
+    limited = database.within(LimitedTenants().read)
+    first, second = (database.requested_claim(database.trigger()) for _ in range(2))
+    [started] = database.within(
+        claim_runs, database.installation, [first, second], executor_id=EXECUTOR, limited=limited
+    ).started
+    database.within(finish_runs, database.installation, [ending(started, RunState.SUCCEEDED)], lasting=True)
+    assert database.open_run(second.run_id).state == RunState.BUFFERED
     repair = KeyRepair(database.session(), database.installation)
     assert repair.repair() == 0, "the place is not free before the effect is applied"
     database.within(apply_deferred_effects, database.installation)
-    assert database.open_run(second).state == RunState.QUEUED
+    assert database.open_run(second.run_id).state == RunState.QUEUED
 
 
 LIMITING = [overlap for overlap in Overlap if overlap is not Overlap.ALLOW_ALL]
@@ -329,7 +322,7 @@ def test_rate_after_an_outage_is_the_burst_and_no_more(still: ClockedDatabase) -
     promoted = [row[0] for row in rows]
     assert promoted == runs[3:6], "no more than the burst is promoted while no executor claims"
     assert duties.promote(range(still.installation.shards)) == (0, math.inf), "a start or an end wakes the key"
-    still.apply_batch({"type": "run.cancel", "run_id": str(promoted[0])})
+    still.apply(cancelling(promoted[0]))
     claimed = still.claim(*promoted[1:])
     assert (len(claimed.started), claimed.promoted) == (2, 0), "the executors find the burst, and then the rate"
     still.advance(timedelta(minutes=1))
@@ -479,7 +472,7 @@ def test_keys_under_fire_admit_never_too_many_and_leave_nothing(
 
     def cancel_and_edit() -> None:
         while not stop.wait(0.05):
-            database.apply_batch({"type": "run.cancel", "run_id": str(rng.choice(runs))})
+            database.apply(cancelling(rng.choice(runs)))
             limit = {"key": "k", "at_once": rng.randint(1, PLACES)}
             database.submit(f"job-{rng.randrange(4)}", concurrency_key=limit, overlap=overlap)
             if in_flight is not None:

@@ -71,21 +71,10 @@ def rows_of(database: Database, run_id: UUID) -> Mapping[str, Sequence[Any]]:
     }
 
 
-def state_of(database: Database, run_id: UUID) -> RunState:
-    [(state,)] = database.rows("SELECT state FROM runs WHERE run_id = %s", [run_id])
-    return RunState(state)
-
-
-def attempt_of(database: Database, run_id: UUID) -> int:
-    [(attempt,)] = database.rows("SELECT attempt FROM runs WHERE run_id = %s", [run_id])
-    return attempt
-
-
 def make(database: Database, move: Move, run_id: UUID) -> bool:
     """Make a move by its writer; returns whether it says that it was made."""
-    attempt = attempt_of(database, run_id)
-    found = database.rows("SELECT executor_id FROM job_runs WHERE run_id = %s", [run_id])
-    hands = found[0][0] if found else None
+    owned = "SELECT attempt, o.executor_id FROM runs LEFT JOIN job_runs AS o USING (run_id, attempt) WHERE run_id = %s"
+    [(attempt, hands)] = database.rows(owned, [run_id])
     with database.transaction() as connection:
         if move is Move.CLAIM:
             wanted = Claim(run_id, attempt + 1, 1, "test/0/0@0")
@@ -134,9 +123,9 @@ def test_move_happens_only_where_the_table_allows_it(with_job: Database, state: 
     allowed = state in MOVES[move].sources or (state is RunState.CANCELLING and move in ENDS)
     assert make(with_job, move, run_id) is allowed
     if goes_no_further:
-        assert state_of(with_job, run_id) == RunState.CANCELLED
+        assert with_job.final_state(run_id)[0] == RunState.CANCELLED
     elif allowed:
-        assert state_of(with_job, run_id) == becomes
+        assert with_job.final_state(run_id)[0] == becomes
         assert rows_of(with_job, run_id) != before
     else:
         assert rows_of(with_job, run_id) == before

@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from tests.fixtures.acts import ending, submission
+from tests.fixtures.acts import cancelling, ending, submission
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.transitions.graphs import end_and_drain
 from tidewheel.control.client.client import Client
@@ -40,6 +40,11 @@ def rated(clocked: ClockedDatabase) -> ClockedDatabase:
     return clocked
 
 
+@pytest.fixture
+def duties(rated: ClockedDatabase) -> KeyDuties:
+    return KeyDuties(rated.session(), rated.installation)
+
+
 def limit(database: ClockedDatabase, rate: float | None) -> None:
     with Client(database.url) as client:
         client.tenants.limit("default", triggers_per_second=rate)
@@ -51,12 +56,11 @@ def flood(database: ClockedDatabase, runs: int) -> None:
     assert {reply.status for reply in replies} == {"accepted"}
 
 
-def test_flood_is_delayed_and_held_and_none_is_lost(rated: ClockedDatabase) -> None:
+def test_flood_is_delayed_and_held_and_none_is_lost(rated: ClockedDatabase, duties: KeyDuties) -> None:
     limit(rated, 10)
     for _ in range(3):
         flood(rated, 100)
         rated.advance(timedelta(milliseconds=1))
-    duties = KeyDuties(rated.session(), rated.installation)
     assert rated.value(HELD) == 300 - 110
     for _ in range(32):
         rated.advance(timedelta(seconds=1))
@@ -71,10 +75,9 @@ def test_flood_is_delayed_and_held_and_none_is_lost(rated: ClockedDatabase) -> N
     assert len(rated.requests()) == 300
 
 
-def test_edit_during_a_backlog_applies_and_a_lifted_rate_queues_all(rated: ClockedDatabase) -> None:
+def test_edit_during_a_backlog_applies_and_a_lifted_rate_queues_all(rated: ClockedDatabase, duties: KeyDuties) -> None:
     limit(rated, 1)
     flood(rated, 300)
-    duties = KeyDuties(rated.session(), rated.installation)
     held = rated.value(HELD)
     limit(rated, 50)
     for _ in range(2):
@@ -89,7 +92,9 @@ def test_edit_during_a_backlog_applies_and_a_lifted_rate_queues_all(rated: Clock
     assert len(rated.requests()) == 300
 
 
-def test_runs_under_the_rate_and_of_tenants_without_one_leave_at_once(rated: ClockedDatabase) -> None:
+def test_runs_under_the_rate_and_of_tenants_without_one_leave_at_once(
+    rated: ClockedDatabase, duties: KeyDuties
+) -> None:
     flood(rated, 5)
     assert rated.count("tenant_rates") == 0
     limit(rated, 10)
@@ -99,7 +104,6 @@ def test_runs_under_the_rate_and_of_tenants_without_one_leave_at_once(rated: Clo
     assert rated.value(HELD) == 1
     flood(rated, 1)
     assert rated.value(HELD) == 1
-    duties = KeyDuties(rated.session(), rated.installation)
     assert duties.pace() == (0, False)
     rated.advance(timedelta(minutes=59, seconds=59))
     assert duties.pace() == (1, False)
@@ -112,7 +116,7 @@ def test_held_run_can_be_cancelled(rated: ClockedDatabase) -> None:
     flood(rated, 30)
     [(run,)] = rated.rows("SELECT run_id FROM job_runs WHERE waits_for IS NOT NULL LIMIT 1")
     held = rated.value(HELD)
-    rated.apply_batch({"type": "run.cancel", "run_id": str(run)})
+    rated.apply(cancelling(run))
     assert rated.value(HELD) == held - 1
 
 
@@ -129,9 +133,8 @@ def test_places_are_taken_in_the_schema_of_the_users_search_path(fresh_database:
         assert connection.execute("SELECT count(*) FROM tenant_rates").fetchone() == (1,)
 
 
-def test_run_held_by_an_open_transaction_survives_a_lifted_rate(rated: ClockedDatabase) -> None:
+def test_run_held_by_an_open_transaction_survives_a_lifted_rate(rated: ClockedDatabase, duties: KeyDuties) -> None:
     limit(rated, 1)
-    duties = KeyDuties(rated.session(), rated.installation)
     with connect(rated.url, "second") as second:
         with second.transaction():
             rated.apply_batch_within(second, *[TRIGGER] * 30)
@@ -144,9 +147,8 @@ def test_run_held_by_an_open_transaction_survives_a_lifted_rate(rated: ClockedDa
     assert rated.count("tenant_rates") == 0
 
 
-def test_newcomers_stay_behind_runs_that_an_open_transaction_holds(rated: ClockedDatabase) -> None:
+def test_newcomers_stay_behind_runs_that_an_open_transaction_holds(rated: ClockedDatabase, duties: KeyDuties) -> None:
     limit(rated, 1)
-    duties = KeyDuties(rated.session(), rated.installation)
     with connect(rated.url, "second") as second, second.transaction():
         rated.apply_batch_within(second, *[TRIGGER] * 30)
         rated.advance(timedelta(seconds=20))
@@ -160,13 +162,12 @@ def test_newcomers_stay_behind_runs_that_an_open_transaction_holds(rated: Clocke
     assert len(waiting) < 20
 
 
-def test_held_run_keeps_its_own_time(rated: ClockedDatabase) -> None:
+def test_held_run_keeps_its_own_time(rated: ClockedDatabase, duties: KeyDuties) -> None:
     failed = rated.begun()
     rated.end(ending(failed, RunState.FAILED))
     limit(rated, 1)
     retried_at = rated.advance(timedelta(seconds=1))
     rated.apply_batch({"type": "run.retry", "run_id": str(failed.run_id), "delay": "1h"})
-    duties = KeyDuties(rated.session(), rated.installation)
     assert rated.value(HELD) == 1
     assert duties.pace() == (0, False)
     rated.advance(timedelta(minutes=59, seconds=59))
@@ -175,14 +176,15 @@ def test_held_run_keeps_its_own_time(rated: ClockedDatabase) -> None:
     assert run.publish_at == retried_at + timedelta(hours=1)
 
 
-def test_lifted_rate_queues_a_backlog_in_steps(rated: ClockedDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lifted_rate_queues_a_backlog_in_steps(
+    rated: ClockedDatabase, duties: KeyDuties, monkeypatch: pytest.MonkeyPatch
+) -> None:
     limit(rated, 1)
     flood(rated, 311)
     limit(rated, None)
     for module in (concurrency_keys, held_back):
         monkeypatch.setattr(module, "MAX_RELEASED", 5)
     monkeypatch.setattr(concurrency_keys, "_STEP_SECONDS", 0.02)
-    duties = KeyDuties(rated.session(), rated.installation)
     steps = [duties.pace()]
     while steps[-1][1]:
         steps.append(duties.pace())
@@ -205,14 +207,13 @@ def test_locked_places_stop_runs_of_limited_tenants_only_and_not_for_long(rated:
     assert len(rated.requests()) == 3
 
 
-def test_unblocked_runs_take_places(rated: ClockedDatabase) -> None:
+def test_unblocked_runs_take_places(rated: ClockedDatabase, duties: KeyDuties) -> None:
     children: list[dict[str, object]] = [{"ref": str(n), "key": "job", "after": ["root"]} for n in range(30)]
     rated.apply_batch({"type": "batch.submit", "runs": [{"ref": "root", "key": "job"}, *children]})
     limit(rated, 1)
     end_and_drain(rated)
     assert rated.value(HELD) == 19
     assert len(rated.requests()) == 1 + 11
-    duties = KeyDuties(rated.session(), rated.installation)
     for _ in range(30):
         rated.advance(timedelta(seconds=1))
         duties.pace()
@@ -229,14 +230,7 @@ LATE = timedelta(milliseconds=250)
 def starts(
     every: timedelta, burst: int, until: timedelta, claimed_at: Callable[[datetime], datetime]
 ) -> list[datetime]:
-    """Return the times at which runs of a key start, of which many wait.
-
-    Args:
-        every: The time between two starts.
-        burst: The starts at once.
-        until: The time that passes.
-        claimed_at: Returns the time at which runs are claimed that are promoted at a time.
-    """
+    """Return the times at which waiting runs of a key start; `claimed_at` has the claim of a promotion."""
     chance = random.Random(1)  # noqa: S311 - repeatable
     limit = Limit(None, every // timedelta(microseconds=1), burst)
     row = KeyRow(1, running=0, unclaimed=0, has_waiters=True, limit=limit, tat=None, wake_at=START)
@@ -329,20 +323,3 @@ def test_timers_written_ahead_delay_no_trigger_under_the_limit() -> None:
             assert due is not None
             delays.append(due - at)
     assert max(delays) == timedelta(0)
-
-
-def test_order_is_kept_and_another_rate_applies_to_free_places() -> None:
-    ring = Ring(10)
-    ring.forget_past(START)
-    due = [at for _ in range(60) if (at := ring.place(START)) is not None]
-    assert due == sorted(due)
-    assert ring.place(START) is not None
-    for _ in range(100):
-        ring.place(START)
-    assert ring.place(START) is None
-    ring.change_rate(20)
-    assert ring.place(START) == START
-    ring.change_rate(0.1)
-    ring.forget_past(START)
-    assert ring.place(START) == START
-    assert ring.place(START) == START + timedelta(seconds=10)

@@ -1,13 +1,12 @@
 """The root's overlap policy sees whole occurrences, and an occurrence has a deadline."""
 
-import threading
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
 
-from tests.fixtures.acts import EXECUTOR, ending
+from tests.fixtures.acts import ending, refusal
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.transitions.graphs import (
     Parents,
@@ -16,6 +15,7 @@ from tests.transitions.graphs import (
     change,
     changed,
     drain_some,
+    fails_at,
     latest_states,
     never,
     play,
@@ -23,17 +23,16 @@ from tests.transitions.graphs import (
     states,
     workflow,
 )
-from tests.transitions.stepping import until_one_is_blocked
+from tests.transitions.stepping import batch_behind
 from tidewheel.postgres.session import Session
 from tidewheel.runs import RunState
 from tidewheel.scheduler.cancels import PendingCancels
 from tidewheel.scheduler.deadlines import WorkflowDeadlines
 from tidewheel.scheduler.repair import ActiveRunRepair
-from tidewheel.schemas.generated.records import Reply, ReplyStatus
+from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.after_end import apply_deferred_effects
 from tidewheel.transitions.drain import drain
 from tidewheel.transitions.finish import finish_runs
-from tidewheel.transitions.finished import RunEnd
 
 CHAIN: Parents = {"a": [], "b": after("a")}
 
@@ -77,18 +76,22 @@ def test_a_root_waits_for_the_whole_occurrence(database: Database, session: Sess
         assert ended[1] <= began[0]
 
 
-@pytest.mark.parametrize("root", [{"overlap": "skip", "workflow": {"overlap": "root"}}, {"overlap": "allow_all"}])
-def test_a_root_that_does_not_hold_its_place_starts_at_once(database: Database, root: dict[str, object]) -> None:
-    opened(database, **root)
-    second = database.trigger("a")
-    assert len(database.claim(second).started) == 1
-
-
-def test_a_trigger_may_start_beside_an_occurrence(database: Database) -> None:
-    first = opened(database, overlap="skip")
-    beside = database.trigger("a", overlap="allow_all")
+@pytest.mark.parametrize(
+    ("root", "trigger"),
+    [
+        ({"overlap": "skip", "workflow": {"overlap": "root"}}, {}),
+        ({"overlap": "allow_all"}, {}),
+        ({"overlap": "skip"}, {"overlap": "allow_all"}),
+    ],
+)
+def test_a_run_that_needs_no_place_starts_beside_an_occurrence(
+    database: Database, root: dict[str, object], trigger: dict[str, object]
+) -> None:
+    first = opened(database, **root)
+    beside = database.trigger("a", **trigger)
+    database.succeed(database.begin(beside))
     play(database)
-    assert [states(database, root)["b"] for root in (first, beside)] == ["succeeded"] * 2
+    assert [states(database, one)["b"] for one in (first, beside)] == ["succeeded"] * 2
     assert_nothing_left(database)
 
 
@@ -99,7 +102,7 @@ def cancels(database: Database) -> list[dict[str, Any]]:
 def deliver(database: Database, session: Session) -> list[Reply]:
     """Apply the requests that claims have published, as intake does, and the cancels."""
     documents = [{name: one[name] for name in ("type", "request_id", "run_id", "reason")} for one in cancels(database)]
-    replies = [reply for document in documents for reply in database.apply_batch(document)]
+    replies = [database.accept(document) for document in documents]
     PendingCancels(session, database.installation).step()
     return replies
 
@@ -117,8 +120,7 @@ def test_a_replacing_root_cancels_the_occurrence(database: Database, session: Se
     done = database.claim(second)
     at_once = policy == "terminate_other"
     assert [one.run_id for one in done.started] == ([second] if at_once else [])
-    [reply] = deliver(database, session)
-    assert (reply.status, reply.unchanged) == (ReplyStatus.ACCEPTED, False)
+    assert [reply.unchanged for reply in deliver(database, session)] == [False]
     if not began and not at_once:
         database.end(ending(started, RunState.SUCCEEDED))  # its attempt has seen the signal
     if at_once:
@@ -134,9 +136,7 @@ def test_a_completion_in_a_clients_transaction_leaves_the_place(database: Databa
     put(database, CHAIN, overlap="buffer_all")
     first, second = database.trigger("a"), database.trigger("a")
     started = database.begin(first)
-    with database.transaction() as connection:
-        ends = [RunEnd(first, started.attempt, RunState.SUCCEEDED, EXECUTOR)]
-        finish_runs(connection, database.installation, ends, lasting=True)
+    database.within(finish_runs, database.installation, [ending(started, RunState.SUCCEEDED)], lasting=True)
     assert database.claim(second).started == []
     assert repaired(database, session) == 0
     database.within(apply_deferred_effects, database.installation)
@@ -180,13 +180,10 @@ def test_a_paused_occurrence_keeps_its_place(database: Database, session: Sessio
 def test_a_resumed_occurrence_holds_its_place_again(database: Database, failing: str) -> None:
     put(database, CHAIN, overlap="skip")
     first = database.trigger("a")
-    play(database, lambda key: RunState.FAILED if key == failing else RunState.SUCCEEDED)
-    second = database.trigger("a")
-    started = database.begin(second)
-    reply = change(database, "resume", first)
-    assert (reply.status, reply.errors[0].problem) == (
-        ReplyStatus.REJECTED, "another occurrence or another run of the root is open",
-    )  # fmt: skip
+    play(database, fails_at(failing))
+    started = database.begun("a")
+    problem = refusal(change(database, "resume", first)).problem
+    assert problem == "another occurrence or another run of the root is open"
     database.succeed(started)
     play(database)
     assert changed(database, "resume", first)
@@ -200,17 +197,15 @@ def test_a_resumed_occurrence_holds_its_place_again(database: Database, failing:
 
 def test_an_occurrence_ends_at_its_deadline(still: ClockedDatabase) -> None:
     session = still.session()
-    first = opened(still, overlap="skip", workflow={"timeout": "10m"})
-    deadlines = WorkflowDeadlines(session)
+    first, deadlines = opened(still, overlap="skip", workflow={"timeout": "10m"}), WorkflowDeadlines(session)
     still.advance(timedelta(minutes=9))
     assert deadlines.step() == 0
     still.advance(timedelta(minutes=2))
     assert deadlines.step() == 1
     assert deadlines.step() == 0
     assert workflow(still, first)[0] == "timing_out"
-    assert change(still, "resume", first).errors[0].problem == "the occurrence is being cancelled"
+    assert refusal(change(still, "resume", first)).problem == "the occurrence is being cancelled"
     PendingCancels(session, still.installation).step()
-    session.close()
     play(still)
     assert workflow(still, first) == ("timed_out", 0, 0)
     assert states(still, first) == {"a": "succeeded", "b": "cancelled"}
@@ -224,7 +219,6 @@ def test_an_occurrence_ends_at_its_deadline(still: ClockedDatabase) -> None:
 
 
 def test_a_deadline_passes_during_a_pause(still: ClockedDatabase) -> None:
-    session = still.session()
     put(still, CHAIN, workflow={"timeout": "10m"})
     still.advance(timedelta(seconds=1))
     first = still.trigger("a")
@@ -233,8 +227,7 @@ def test_a_deadline_passes_during_a_pause(still: ClockedDatabase) -> None:
     still.succeed(started)
     drain_some(still, never())
     still.advance(timedelta(minutes=11))
-    assert WorkflowDeadlines(session).step() == 1
-    session.close()
+    assert WorkflowDeadlines(still.session()).step() == 1
     play(still)
     assert workflow(still, first)[0] == "timed_out"
     assert states(still, first) == {"a": "succeeded"}
@@ -247,12 +240,10 @@ def test_a_request_about_a_root_without_children_opens_nothing(database: Databas
     root = database.trigger("a")
     database.execute("DELETE FROM job_edges")
     database.succeed(database.begin(root))
-    replies: list[Reply] = []
-    with database.transaction() as draining:
-        drain(draining, database.installation, range(64))
-        pausing = threading.Thread(target=lambda: replies.append(change(database, "pause", root)))
-        pausing.start()
-        until_one_is_blocked(database, "the request waits for the drain")
-    pausing.join()
-    assert [reply.code for reply in replies] == ["unknown_workflow"]
+    [reply] = batch_behind(
+        database,
+        lambda draining: drain(draining, database.installation, range(64)),
+        {"type": "workflow.pause", "run_id": str(root)},
+    )
+    assert reply.code == "unknown_workflow"
     assert database.count("workflows") == 0

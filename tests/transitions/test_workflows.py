@@ -5,11 +5,12 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from uuid import UUID
 
 import pytest
 
-from tests.fixtures.acts import EXECUTOR, about, submission
+from tests.fixtures.acts import EXECUTOR, about, cancelling, submission
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.examples import FULL
 from tests.fixtures.services import until
@@ -24,6 +25,7 @@ from tests.transitions.graphs import (
     drain_some,
     end_and_drain,
     end_some,
+    fails_at,
     model,
     never,
     play,
@@ -32,6 +34,7 @@ from tests.transitions.graphs import (
     states,
     workflow,
 )
+from tests.transitions.stepping import in_background
 from tidewheel.errors import UnknownRun
 from tidewheel.ids import child_run_id, job_id
 from tidewheel.runs import RunState
@@ -78,27 +81,15 @@ def test_children_are_in_the_trace_of_their_root(database: Database) -> None:
         database.execute("DELETE FROM run_inputs")
 
 
-# the job that fails, the state of each run, the state of the occurrence
-BRANCHES = [
-    ("b", {"a": "succeeded", "b": "failed", "c": "skipped", "repair": "succeeded", "end": "succeeded"}, "failed"),
-    ("", {"a": "succeeded", "b": "succeeded", "c": "succeeded", "repair": "skipped", "end": "succeeded"}, "succeeded"),
-    ("a", {"a": "failed", "b": "skipped", "c": "skipped", "repair": "skipped", "end": "succeeded"}, "failed"),
-]
-
-
-def fails_at(failing: str) -> Callable[[str], RunState]:
-    return lambda key: RunState.FAILED if key == failing else RunState.SUCCEEDED
-
-
 def test_conditions_decide_down_the_branches(database: Database) -> None:
     """An `always` beneath a skipped one beneath a failed one runs; the occurrence has failed all the same."""
     end = [("c", "always"), ("repair", "always")]
     graph = {"a": [], "b": after("a"), "c": after("b"), "repair": [("b", "failure")], "end": end}
     put(database, graph)
-    for failing, expected, state in BRANCHES:
+    for failing, state in (("b", "failed"), ("", "succeeded"), ("a", "failed")):
         root = database.trigger("a")
         play(database, fails_at(failing))
-        assert states(database, root) == expected, failing
+        assert states(database, root) == model(graph, fails_at(failing)), failing
         assert workflow(database, root)[0] == state, failing
         assert_nothing_left(database)
     skipped = database.rows("SELECT DISTINCT reason FROM finished_runs WHERE state = 'skipped'")
@@ -108,7 +99,7 @@ def test_conditions_decide_down_the_branches(database: Database) -> None:
 def test_a_root_without_a_begun_run_opens_no_occurrence(database: Database) -> None:
     put(database, DIAMOND)
     run = database.trigger("a", delay="1h")
-    database.apply_batch({"type": "run.cancel", "run_id": str(run)})
+    database.apply(cancelling(run))
     play(database)
     assert database.count("workflows") == 0
     assert_nothing_left(database)
@@ -119,7 +110,7 @@ def test_a_child_that_is_triggered_or_retried_runs_alone(database: Database) -> 
     alone = database.trigger("b")
     play(database)
     root = database.trigger("a")
-    play(database, lambda key: RunState.FAILED if key == "b" else RunState.SUCCEEDED)
+    play(database, fails_at("b"))
     failed = child_run_id(job_id("default", "b"), scheduled_at(database, root), root, 0)
     database.apply_batch({"type": "run.retry", "run_id": str(failed)})
     play(database)
@@ -138,7 +129,7 @@ def test_an_occurrence_has_the_edges_and_versions_of_its_instant(still: ClockedD
     at = still.trigger("a")  # the instant of the edit: the former edges
     still.advance(timedelta(seconds=1))
     later = still.trigger("a")
-    play(still, lambda key: RunState.FAILED if key == "b" else RunState.SUCCEEDED)
+    play(still, fails_at("b"))
     assert [states(still, root)["c"] for root in (before, at, later)] == ["succeeded", "succeeded", "skipped"]
     assert_nothing_left(still)
 
@@ -162,9 +153,8 @@ def test_a_drain_leaves_a_tenant_whose_graph_changes_to_a_later_one(database: Da
 
 def test_the_graph_of_an_occurrence_that_was_moved_ahead_is_that_of_its_start(still: ClockedDatabase) -> None:
     put(still, DIAMOND, schedule="@every 1h")
-    [(at,)] = still.rows("SELECT scheduled_at FROM timers")
-    to = still.now() + timedelta(seconds=1)
-    assert still.apply_batch(about("job.move", "a", at=at.isoformat(), to=to.isoformat()))[0].status == "accepted"
+    at, to = still.value("SELECT scheduled_at FROM timers"), still.now() + timedelta(seconds=1)
+    still.accept(about("job.move", "a", at=at.isoformat(), to=to.isoformat()))
     still.advance(timedelta(seconds=2))
     fire_due(still)
     end_and_drain(still)
@@ -212,7 +202,7 @@ def test_a_run_written_ahead_of_the_first_child_releases_it(still: ClockedDataba
 def test_paused_and_deleted_children_are_skipped_with_the_reason(database: Database) -> None:
     put(database, {"a": [], "b": after("a"), "c": after("a"), "d": after("a")})
     root = database.trigger("a")
-    database.apply_batch({"type": "job.pause", "key": "b"}, {"type": "job.delete", "key": "c"})
+    database.apply_batch(about("job.pause", "b"), about("job.delete", "c"))
     play(database)
     reasons = dict(database.rows("SELECT j.key, r.reason FROM finished_runs r JOIN jobs j USING (job_id)"))
     assert reasons == {"a": None, "b": "paused", "c": "deleted", "d": None}
@@ -229,8 +219,7 @@ def test_a_blocked_run_that_is_cancelled_counts_as_ended(database: Database) -> 
     end_some(database, lambda _: RunState.SUCCEEDED, chance, limit=1)
     drain_some(database, chance)
     [(blocked,)] = database.rows("SELECT run_id FROM job_runs WHERE state = 'blocked'")
-    [reply] = database.apply_batch({"type": "run.cancel", "run_id": str(blocked)})
-    assert reply.run_status == "blocked"
+    assert database.accept(cancelling(blocked)).run_status == "blocked"
     play(database)
     assert states(database, root) == dict.fromkeys("abce", "succeeded") | {"d": "cancelled"}
     assert workflow(database, root)[0] == "cancelled"
@@ -268,15 +257,12 @@ def test_random_graphs_end_as_a_model_says_under_rollbacks(database: Database, s
     outcome["n0"] = RunState.SUCCEEDED
     put(database, graph)
     roots = [database.trigger("n0") for _ in range(5)]
-    over, errors = threading.Event(), list[BaseException]()
+    over = threading.Event()
 
     def repeat(step: Callable[[Chance], int], number: int) -> None:
         chance = Chance(random.Random(number), share=0.15)  # noqa: S311 - a test's draws
-        try:
-            while not over.is_set():
-                step(chance)
-        except BaseException as error:  # noqa: BLE001 - the test reports it
-            errors.append(error)
+        while not over.is_set():
+            step(chance)
 
     steps: list[Callable[[Chance], int]] = [
         lambda chance: end_some(database, outcome.__getitem__, chance),
@@ -284,16 +270,13 @@ def test_random_graphs_end_as_a_model_says_under_rollbacks(database: Database, s
         lambda chance: drain_some(database, chance, 5),
         lambda chance: drain_some(database, chance),
     ]
-    threads = [threading.Thread(target=repeat, args=(step, number)) for number, step in enumerate(steps)]
-    for thread in threads:
-        thread.start()
+    living = [in_background(partial(repeat, step, number)) for number, step in enumerate(steps)]
     try:
-        until(lambda: errors or database.value(_ENDED) == len(roots), "the occurrences end")
+        until(lambda: any(each.done() for each in living) or database.value(_ENDED) == len(roots), "all of them end")
     finally:
         over.set()
-        for thread in threads:
-            thread.join()
-    assert not errors
+        for each in living:
+            each.result(30)
     expected = model(graph, outcome.__getitem__)
     for root in roots:
         assert states(database, root) == expected
