@@ -15,11 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fixtures.examples import examples
-from tidewheel.schemas.avro import check, current, problems, released
+from tidewheel.schemas.avro import check, problems
 
 _write = cast("Callable[[BytesIO, object, object], None]", _writer)
 _read = cast("Callable[[BytesIO, object, object], object]", _reader)
 
+LANE = {"type": "enum", "name": "Lane", "doc": "A lane.", "symbols": ["unknown", "a"], "default": "unknown"}
+SIZE = {"name": "size", "type": "long", "doc": "Its size."}
+PART: dict[str, Any] = {"type": "record", "name": "Part", "doc": "A part.", "fields": [SIZE]}
 BASE: dict[str, Any] = {
     "type": "record",
     "name": "Thing",
@@ -30,31 +33,9 @@ BASE: dict[str, Any] = {
         {"name": "count", "type": "int", "doc": "How many."},
         {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}, "doc": "When."},
         {"name": "note", "type": ["null", "string"], "default": None, "doc": "A note."},
-        {
-            "name": "lane",
-            "type": {
-                "type": "enum",
-                "name": "Lane",
-                "doc": "A lane.",
-                "symbols": ["unknown", "a"],
-                "default": "unknown",
-            },
-            "doc": "Its lane.",
-        },
+        {"name": "lane", "type": LANE, "doc": "Its lane."},
         {"name": "tags", "type": {"type": "map", "values": "string"}, "doc": "Tags."},
-        {
-            "name": "parts",
-            "type": {
-                "type": "array",
-                "items": {
-                    "type": "record",
-                    "name": "Part",
-                    "doc": "A part.",
-                    "fields": [{"name": "size", "type": "long", "doc": "Its size."}],
-                },
-            },
-            "doc": "Its parts.",
-        },
+        {"name": "parts", "type": {"type": "array", "items": PART}, "doc": "Its parts."},
     ],
 }
 
@@ -137,10 +118,9 @@ UNFIT: list[tuple[Change, str]] = [
     (alter("note", type=["null", "string", "int"]), "this type is not supported"),
     (alter("tags", type={"type": "map", "values": "bytes"}), "this type is not supported"),
     (alter("parts", type={"type": "array", "items": "Thing"}), "contains itself: Thing"),
-    (
-        alter("parts", type={"type": "record", "name": "Empty", "doc": "Nothing.", "fields": []}),
-        "Empty: has no fields",
-    ),
+    (alter("parts", type=PART | {"name": "Empty", "fields": []}), "Empty: has no fields"),
+    (alter("count", type="float"), "this type is not supported"),
+    (alter("count", type={"type": "fixed"}), "this type is not supported"),
     (alter("id", type="strnig"), "this type is not supported"),
     (lambda schema: schema.update(namespace="com"), "the namespace is not io.tidewheel"),
 ]
@@ -201,10 +181,6 @@ def test_current_schemas_are_compatible_with_all_releases() -> None:
     assert check() == []
 
 
-def test_schemas_of_the_first_release_are_kept() -> None:
-    assert set(released()["0.1.0"]) <= set(current())
-
-
 def test_every_pair_of_versions_is_compared() -> None:
     found = between(BASE, changed(remove("note")), changed(alter("note", type=["null", "int"])))
     assert len(found) == 1
@@ -213,6 +189,5 @@ def test_every_pair_of_versions_is_compared() -> None:
 
 
 def test_removing_a_released_schema_is_refused() -> None:
-    assert problems({"1": {"thing": json.dumps(BASE)}, "2": {}}) == [
-        "thing: was released in 1 and is missing in 2; keep it"
-    ]
+    [problem] = problems({"1": {"thing": json.dumps(BASE)}, "2": {}})
+    assert problem == "thing: was released in 1 and is missing in 2; keep it"

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fixtures.examples import examples
+from tests.schemas.conftest import A_COMPLETION
 from tidewheel.errors import UndecodableMessage
 from tidewheel.schemas.codec import decode, encode_json
 from tidewheel.schemas.generated.records import Lane, Reply, ReplyStatus, RequestType, RunCompleted
@@ -34,7 +35,7 @@ def test_completion_as_json(a_completion: RunCompleted) -> None:
     | st.recursive(st.integers() | st.text() | st.none(), st.lists).map(lambda value: json.dumps(value).encode())
 )
 def test_any_result_round_trips_byte_for_byte(content: bytes | None) -> None:
-    record = _completion(content)
+    record = replace(A_COMPLETION, result=content)
     document = as_json(record)
     assert ("result" in document) + ("result_base64" in document) == (content is not None)
     assert decode(encode_json(record), RunCompleted) == record
@@ -43,20 +44,12 @@ def test_any_result_round_trips_byte_for_byte(content: bytes | None) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        b"null",
-        b"1.10",
-        b'{"a": 1}',
-        b'{"a":1,"a":2}',
-        b"NaN",
-        b"[" * 40 + b"]" * 40,
-        b"9" * 5000,
-        b'"\\u0000"',
-        b'"\\ud800"',
-        b"",
+        b"null", b"1.10", b'{"a": 1}', b'{"a":1,"a":2}', b"NaN", b"[" * 40 + b"]" * 40, b"9" * 5000, b'"\\u0000"',
+        b'"\\ud800"', b"",
     ],
-)
+)  # fmt: skip
 def test_json_that_would_not_round_trip_is_sent_as_base64(content: bytes) -> None:
-    record = _completion(content)
+    record = replace(A_COMPLETION, result=content)
     assert ("result" in as_json(record)) == (content == b"null")
     assert decode(encode_json(record), RunCompleted) == record
 
@@ -102,12 +95,3 @@ def test_duplicate_name_is_refused(a_completion: RunCompleted) -> None:
     text = encode_json(a_completion).replace(b"{", b'{"run_id":"other",', 1)
     with pytest.raises(UndecodableMessage, match="run_id"):
         decode(text, RunCompleted)
-
-
-def _completion(result: bytes | None) -> RunCompleted:
-    document: dict[str, object] = {
-        "event_id": "e", "run_id": "r", "job_id": "j", "job_key": "k", "job_version": 1, "tenant": "t", "lane": "batch",
-        "cause": "timer", "status": "succeeded", "scheduled_at": "2026-01-01T00:00:00Z",
-        "finished_at": "2026-01-01T00:00:00Z", "attempt": 1, "max_attempts": 1, "labels": {}, "sequence": 1,
-    }  # fmt: skip
-    return replace(decode(json.dumps(document).encode(), RunCompleted), result=result)

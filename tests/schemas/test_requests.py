@@ -96,10 +96,8 @@ def test_secret_header_is_the_same_reference_in_avro_and_json() -> None:
     job = {"key": "k", "schedule": "manual", "target": {**target, "headers": headers}}
     from_json, _ = read_request(json.dumps({"type": "job.submit", "request_id": "r-1", "job": job}).encode())
     assert read_request(in_avro(fields))[0] == from_json
-    assert document_of(_calling(secret_headers={"Authorization": "BILLING"}))["job"] == {
-        **job,
-        "target": {**target, "headers": {"Authorization": {"secret": "BILLING"}}},
-    }
+    del headers["X-A"]
+    assert document_of(_calling(secret_headers={"Authorization": "BILLING"}))["job"] == job
 
 
 TWICE = {"headers": {"Authorization": "x"}, "secret_headers": {"Authorization": "BILLING"}}
@@ -166,17 +164,9 @@ def test_bytes_that_are_not_a_request_are_undecodable(value: bytes, words: str) 
         (b'{"type":"job.trigger","key":"a","payload":Infinity}', "payload", "Infinity"),
         (b'{"type":"job.trigger","key":"\\ud800"}', "key", "which is not text"),
         (b'{"type":"job.trigger","key":"\\u0000"}', "key", "which is not text"),
-        (
-            b'{"type":"job.submit","job":{"schedule":"manual","schedule":"@daily","target":"h"}}',
-            "job.schedule",
-            "twice",
-        ),
+        (b'{"type":"job.submit","job":{"schedule":"manual","schedule":"a","target":"h"}}', "job.schedule", "twice"),
         (b'{"type":"job.submit","job":{"schedule":"manual","target":"h","target":"h"}}', "job.target", "twice"),
-        (
-            b'{"type":"job.submit","job":{"schedule":{"cron":"a","cron":"b"},"target":"h"}}',
-            "job.schedule.cron",
-            "twice",
-        ),
+        (b'{"type":"job.submit","job":{"schedule":{"cron":"a","cron":"b"}}}', "job.schedule.cron", "twice"),
     ],
 )
 def test_json_traps_are_refused_with_their_path(text: bytes, path: str, words: str) -> None:
