@@ -32,18 +32,13 @@ THINGS: LiteralString = """
 SELECT (SELECT count(*) FROM pg_class WHERE relnamespace = 'public'::regnamespace)
      + (SELECT count(*) FROM pg_proc WHERE pronamespace = 'public'::regnamespace)
 """
-WAITING: LiteralString = """
+WAITS: LiteralString = """
 SELECT count(*) FROM pg_stat_activity
- WHERE datname = current_database() AND application_name = 'tidewheel-migrate-lock' AND wait_event = 'ClientRead'
+ WHERE datname = current_database() AND application_name = %s AND wait_event = %s
 """
-WAITS_FOR_A_TRANSACTION: LiteralString = """
-SELECT count(*) FROM pg_stat_activity
- WHERE datname = current_database() AND application_name = 'tidewheel-migrate' AND wait_event = 'virtualxid'
-"""
-WAITS_FOR_A_TABLE: LiteralString = """
-SELECT count(*) FROM pg_stat_activity
- WHERE datname = current_database() AND application_name = 'tidewheel-migrate' AND wait_event = 'relation'
-"""
+FOR_A_RUNNER = "tidewheel-migrate-lock", "ClientRead"
+FOR_A_TRANSACTION = "tidewheel-migrate", "virtualxid"
+FOR_A_TABLE = "tidewheel-migrate", "relation"
 LOCK: LiteralString = "LOCK TABLE tidewheel_migrations IN SHARE UPDATE EXCLUSIVE MODE"
 
 
@@ -77,33 +72,23 @@ def test_dry_run_names_the_pending_files_and_leaves_nothing(empty_database: Data
     assert migrate(empty_database.url, dry_run=True) == NAMES
     assert empty_database.value(THINGS) == 0
     assert migrate(empty_database.url) == NAMES
-
-
-def test_dry_run_on_a_current_database_changes_nothing(fresh_database: Database) -> None:
-    fresh_database.execute("DELETE FROM schemas")
-    before = fresh_database.rows(APPLIED)
-    assert migrate(fresh_database.url, dry_run=True) == []
-    assert fresh_database.rows(APPLIED) == before
-    assert fresh_database.count("schemas") == 0
+    empty_database.execute("DELETE FROM schemas")
+    before = empty_database.rows(APPLIED)
+    assert migrate(empty_database.url, dry_run=True) == []
+    assert (empty_database.rows(APPLIED), empty_database.count("schemas")) == (before, 0)
 
 
 @pytest.mark.parametrize("name", [NAMES[0], LAST])
 def test_edited_file_is_refused_and_nothing_is_applied(fresh_database: Database, name: str) -> None:
-    fresh_database.execute("UPDATE tidewheel_migrations SET checksum = 'another' WHERE name = %s", [name])
+    fresh_database.execute("UPDATE tidewheel_migrations SET checksum = checksum || 'x' WHERE name = %s", [name])
     remedy = f"^{name} was edited after it was applied to this database; restore the released file$"
     for refused in (migrate, status):
         with pytest.raises(MigrationError, match=remedy):
             refused(fresh_database.url)
-    with closing(fresh_database.connection()) as connection, pytest.raises(MigrationError, match=remedy):
-        require_current(connection)
-
-
-def test_refused_runner_releases_the_lock(fresh_database: Database) -> None:
-    fresh_database.execute("UPDATE tidewheel_migrations SET checksum = checksum || 'x'")
-    with pytest.raises(MigrationError):
-        migrate(fresh_database.url)
+    with pytest.raises(MigrationError, match=remedy):
+        fresh_database.within(require_current)
     fresh_database.execute("UPDATE tidewheel_migrations SET checksum = rtrim(checksum, 'x')")
-    assert migrate(fresh_database.url) == []
+    assert migrate(fresh_database.url) == [], "the refused runner has released the lock"
 
 
 def test_database_with_newer_migrations_is_accepted(fresh_database: Database) -> None:
@@ -132,7 +117,7 @@ def test_second_of_two_runners_waits_and_finds_nothing_to_do(empty_database: Dat
     with closing(empty_database.connection()) as holding:
         holding.execute(LOCK)
         runners = [in_background(lambda: migrate(empty_database.url)) for _ in range(2)]
-        until(lambda: empty_database.value(WAITING) == 2, "both runners wait")
+        until(lambda: empty_database.value(WAITS, FOR_A_RUNNER) == 2, "both runners wait")
         assert empty_database.count("tidewheel_migrations") == 0
         holding.rollback()
         assert sorted(runner.result(30) for runner in runners) == [[], NAMES]
@@ -146,9 +131,9 @@ def test_waiting_runner_holds_up_no_index_of_the_first(
     with closing(fresh_database.connection()) as writer:
         writer.execute("UPDATE jobs SET tenant = tenant")
         first = in_background(lambda: migrate(fresh_database.url))
-        until(lambda: fresh_database.value(WAITS_FOR_A_TRANSACTION) == 1, "the index waits for the writer")
+        until(lambda: fresh_database.value(WAITS, FOR_A_TRANSACTION) == 1, "the index waits for the writer")
         second = in_background(lambda: migrate(fresh_database.url))
-        until(lambda: fresh_database.value(WAITING) == 1, "the second runner waits")
+        until(lambda: fresh_database.value(WAITS, FOR_A_RUNNER) == 1, "the second runner waits")
         writer.rollback()
         assert (first.result(30), second.result(30)) == ([name], [])
 
@@ -164,26 +149,14 @@ def test_failed_file_leaves_earlier_ones_applied_and_is_retried(empty_database: 
     assert migrate(empty_database.url) == left
 
 
-def test_migrate_creates_partitions_for_the_next_days(empty_database: Database) -> None:
-    today = day_of(SystemClock().now())
-    migrate(empty_database.url)
-    for ahead in range(AHEAD_DAYS + 1):
-        for table in TABLES:
-            name = f"{table}_{today + timedelta(days=ahead):%Y%m%d}"
-            assert empty_database.value("SELECT to_regclass(%s) IS NOT NULL", [name]), name
-
-
 def test_migrating_again_creates_missing_partitions(fresh_database: Database) -> None:
     """A runner that is killed after its last commit has not created them; the next has no file to apply."""
-    later = day_of(SystemClock().now()) + timedelta(days=AHEAD_DAYS)
-    there = "SELECT to_regclass(%s) IS NOT NULL"
-    name = f"finished_runs_{later:%Y%m%d}"
-    with fresh_database.transaction() as connection:
-        for table in TABLES:
-            connection.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(f"{table}_{later:%Y%m%d}")))
-    assert not fresh_database.value(there, [name])
+    today = day_of(SystemClock().now())
+    names = [f"{table}_{today + timedelta(days=n):%Y%m%d}" for table in TABLES for n in range(AHEAD_DAYS + 1)]
+    for name in names:
+        fresh_database.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(name)))
     assert migrate(fresh_database.url) == []
-    assert fresh_database.value(there, [name])
+    assert [name for name in names if not fresh_database.value("SELECT to_regclass(%s) IS NOT NULL", [name])] == []
 
 
 def test_unreachable_database_raises_unavailable() -> None:
@@ -212,6 +185,15 @@ def test_state_of_migrations_is_printed_in_each_form(fresh_database: Database) -
     assert tidewheel(fresh_database.url, "admin", "schemas", "check", "-o", "yaml").out == "---\nproblems: []\n"
 
 
+def register_relay(database: Database, version: str = "0.0.9", *, pid: int = 7, silent: int = 1) -> None:
+    """Register a process of a release without a heartbeat for so many hours."""
+    database.execute(
+        "INSERT INTO processes (process_id, role, host, pid, version, settings, sent_at, last_heartbeat_at, started_at)"
+        " VALUES (gen_random_uuid(), 'relay', 'host-1', %s, %s, '{}', now(), now() - %s * interval '1 hour', now())",
+        [pid, version, silent],
+    )
+
+
 ALONE: LiteralString = "-- outside a transaction\n"
 ADD: LiteralString = "ALTER TABLE job_runs ADD COLUMN probe int"
 DROP: LiteralString = "ALTER TABLE job_runs DROP COLUMN probe"
@@ -233,14 +215,9 @@ def test_post_files_are_a_step_of_their_own_and_wait_for_other_releases(
     left = f"left     {post}: `tidewheel migrate --post`, after the last process of the previous release"
     assert tidewheel(fresh_database.url, "migrate").lines == [f"applied {pre}", left]
     assert tidewheel(fresh_database.url, "migrate").lines == ["nothing to do", left]
-    with fresh_database.transaction() as connection:
-        require_current(connection)  # the files of the later step are none that a service needs
-    fresh_database.execute(
-        "INSERT INTO processes (process_id, role, host, pid, version, settings, sent_at, last_heartbeat_at, started_at)"
-        " SELECT gen_random_uuid(), 'relay', 'host-1', 7, v, '{}', now(), now() - interval '1 hour', now()"
-        "   FROM unnest(ARRAY['0.0.9', %s]) AS v",
-        [release_version()],
-    )
+    fresh_database.within(require_current)  # the files of the later step are none that a service needs
+    for version in ("0.0.9", release_version()):
+        register_relay(fresh_database, version)
     [refusal] = tidewheel(fresh_database.url, "migrate", "--post").refusals
     assert refusal.startswith(f"{post}: only processes of {release_version()} support this")
     assert "others run: relay 0.0.9 on host-1 pid 7; stop them" in refusal
@@ -253,11 +230,8 @@ def test_post_files_are_a_step_of_their_own_and_wait_for_other_releases(
     [refusal] = tidewheel(fresh_database.url, "migrate", "--post").refusals
     assert refusal.startswith("the revoked rights: only processes")
     monkeypatch.undo()
-    with (
-        closing(fresh_database.connection()) as connection,
-        pytest.raises(MigrationError, match=f"^the database has {post}"),
-    ):
-        require_current(connection)
+    with pytest.raises(MigrationError, match=f"^the database has {post}"):
+        fresh_database.within(require_current)
 
 
 def test_processes_with_a_fresh_heartbeat_are_never_forgotten(
@@ -265,11 +239,8 @@ def test_processes_with_a_fresh_heartbeat_are_never_forgotten(
 ) -> None:
     """One writes a heartbeat while the command waits, as after a pause of PostgreSQL."""
     monkeypatch.setattr(registrations, "_LISTEN_SECONDS", 3.0)
-    fresh_database.execute(
-        "INSERT INTO processes (process_id, role, host, pid, version, settings, sent_at, last_heartbeat_at, started_at)"
-        " SELECT gen_random_uuid(), 'relay', 'host-1', n, '0.0.9', '{}', now(), now() - n * interval '1 hour', now()"
-        "   FROM generate_series(0, 2) AS n"
-    )
+    for number in range(3):
+        register_relay(fresh_database, pid=number, silent=number)
     running = in_background(lambda: tidewheel(fresh_database.url, "migrate", "--post", "--forget-silent", "5m"))
     until(lambda: fresh_database.value(LISTENS) == 1, "the command waits")
     fresh_database.execute("UPDATE processes SET last_heartbeat_at = now() WHERE pid = 1")
@@ -282,10 +253,7 @@ def test_processes_with_a_fresh_heartbeat_are_never_forgotten(
 
 def test_older_release_forgets_no_process_of_a_newer_one(fresh_database: Database) -> None:
     fresh_database.execute("INSERT INTO tidewheel_migrations (name, checksum) VALUES ('9999_newer', '')")
-    fresh_database.execute(
-        "INSERT INTO processes (process_id, role, host, pid, version, settings, sent_at, last_heartbeat_at, started_at)"
-        " VALUES (gen_random_uuid(), 'relay', 'host-1', 7, '9.0.0', '{}', now(), now() - interval '1 hour', now())"
-    )
+    register_relay(fresh_database, "9.0.0")
     [refusal] = tidewheel(fresh_database.url, "migrate", "--post", "--forget-silent", "5m").refusals
     assert refusal.startswith("--forget-silent: a newer release has migrated this database")
     assert fresh_database.value("SELECT count(*) FROM processes") == 1
@@ -317,11 +285,11 @@ def test_migration_of_a_locked_table_blocks_others_for_a_moment_only(
         reader.execute("SELECT FROM job_runs")
         running = in_background(lambda: migrate(fresh_database.url))
         for _ in range(2):  # it tries again
-            until(lambda: fresh_database.value(WAITS_FOR_A_TABLE) == 1, "the migration waits for the table")
+            until(lambda: fresh_database.value(WAITS, FOR_A_TABLE) == 1, "the migration waits for the table")
             began = monotonic_seconds()
             other.execute("UPDATE job_runs SET priority = priority")
             assert monotonic_seconds() - began < 5  # 0.2 s on a quiet machine; without an end the lock's 10 s
-            until(lambda: fresh_database.value(WAITS_FOR_A_TABLE) == 0, "it has given up")
+            until(lambda: fresh_database.value(WAITS, FOR_A_TABLE) == 0, "it has given up")
         assert not running.done()
         reader.rollback()
         assert running.result(30) == [name]
@@ -409,11 +377,8 @@ def test_post_step_looks_for_old_processes_before_each_try(
     with closing(fresh_database.connection()) as reader:
         reader.execute("SELECT FROM job_runs")
         running = in_background(lambda: migrate(fresh_database.url, post=True))
-        until(lambda: fresh_database.value(WAITS_FOR_A_TABLE) == 1, "the migration waits for the table")
-        fresh_database.execute(
-            "INSERT INTO processes (process_id, role, host, pid, version, settings, sent_at, last_heartbeat_at,"
-            " started_at) VALUES (gen_random_uuid(), 'relay', 'host-1', 7, '0.0.9', '{}', now(), now(), now())"
-        )
+        until(lambda: fresh_database.value(WAITS, FOR_A_TABLE) == 1, "the migration waits for the table")
+        register_relay(fresh_database, silent=0)
         with pytest.raises(MigrationError, match=r"others run: relay 0\.0\.9 on host-1"):
             running.result(30)
 
