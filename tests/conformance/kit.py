@@ -15,6 +15,7 @@ from uuid import UUID
 
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 
+from tests.fixtures.acts import OpenRun
 from tests.fixtures.services import Fleet, Service
 from tidewheel.control.client.client import Client
 from tidewheel.kafka.topics import DEFAULT_QUEUE
@@ -132,14 +133,8 @@ class Kit:
         """Trigger a run of a handler; submit its job if it is new."""
         key = f"{handler} {json.dumps(job, sort_keys=True)}"[:255]
         if key not in self._jobs:
-            spec: dict[str, object] = {
-                "key": key,
-                "schedule": "manual",
-                "target": handler,
-                "queue": self.queue,
-                "overlap": "allow_all",
-            }
-            self.client.submit(spec | job)
+            spec: dict[str, object] = {"key": key, "schedule": "manual", "target": handler, "queue": self.queue}
+            self.client.submit(spec | {"overlap": "allow_all"} | job)
             self._jobs.add(key)
         return self.client.trigger(key, payload)
 
@@ -170,25 +165,16 @@ class Kit:
         noted: list[dict[str, Any]] = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
         return [each for each in noted if run_id is None or each["run_id"] == str(run_id)]
 
-    def facts(self, run_id: UUID) -> "Facts":
-        [row] = self.fleet.database.rows(
-            "SELECT state, attempt, failed_attempts, lost_attempts, executor_id FROM job_runs WHERE run_id = %s",
-            [run_id],
-        )
-        return Facts(*row)
+    def facts(self, run_id: UUID) -> OpenRun:
+        return self.fleet.database.open_run(run_id)
 
     def attempts(self, run_id: UUID) -> list[tuple[int, str]]:
-        return self.fleet.database.rows(
-            "SELECT attempt, outcome FROM ended_attempts WHERE run_id = %s ORDER BY attempt", [run_id]
-        )
+        return self.fleet.database.attempts(run_id)
 
     def claimed_from(self, run_id: UUID) -> str:
         """By what the last attempt of a run that is over came."""
-        return str(
-            self.fleet.database.rows(
-                "SELECT claimed_from FROM ended_attempts WHERE run_id = %s ORDER BY attempt DESC LIMIT 1", [run_id]
-            )[0][0]
-        )
+        last = "SELECT claimed_from FROM ended_attempts WHERE run_id = %s ORDER BY attempt DESC LIMIT 1"
+        return str(self.fleet.database.value(last, [run_id]))
 
     def topic(self, lane: Lane = Lane.STANDARD) -> str:
         return self.fleet.topics.runs(self.queue, lane)
@@ -212,12 +198,3 @@ class Held:
 
     def let_go(self) -> None:
         self.gate.touch()
-
-
-@dataclass(frozen=True)
-class Facts:
-    state: str
-    attempt: int
-    failed_attempts: int
-    lost_attempts: int
-    executor_id: UUID | None

@@ -82,33 +82,32 @@ def test_unreadable_message_is_skipped(kit: Kit) -> None:
 def test_runs_without_a_handler_are_left(kit: Kit) -> None:
     """[7]: and blocks no other message."""
     others = [
-        kit.trigger("another.handler"),
-        kit.trigger("toString"),
-        kit.trigger({"type": "http", "url": "http://127.0.0.1:9/"}),
+        kit.trigger(each) for each in ("another.handler", "toString", {"type": "http", "url": "http://127.0.0.1:9/"})
     ]
     passed_over(kit)
     assert [(kit.facts(run_id).state, kit.facts(run_id).attempt) for run_id in others] == [("queued", 0)] * 3
 
 
-def test_failure_is_recorded_and_retried(kit: Kit) -> None:
+# What a handler does, the job's retry policy, the state of the run and its attempts.
+ENDS: dict[str, tuple[dict[str, object], dict[str, object], str, int]] = {
+    "failures are retried": (
+        {"how": "fail", "type": "NoLuck", "message": "no"}, {"max_attempts": 3, "initial": "1ms"}, "failed", 3,
+    ),
+    "permanent failures are not": ({"how": "permanent"}, {"max_attempts": 3, "initial": "1ms"}, "failed", 1),
+    "nor are named ones": ({"how": "fail", "type": "NoAccount"}, {"non_retryable": ["NoAccount"]}, "failed", 1),
+    "snoozes are not counted": ({"how": "snooze", "times": 2, "seconds": 0.001}, {"max_attempts": 1}, "succeeded", 3),
+    "handlers cancel": ({"how": "cancel"}, {"max_attempts": 1}, "cancelled", 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_run_ends_as_its_handler_and_its_retry_policy_say(kit: Kit, case: str) -> None:
     """[14]."""
-    payload = {"how": "fail", "type": "NoLuck", "message": "not today"}
-    run = kit.run("conformance.end", payload, retry={"max_attempts": 3, "initial": "1ms"})
-    assert (run.state, run.attempt, run.error_type, run.error_message) == ("failed", 3, "NoLuck", "not today")
-
-
-def test_permanent_failure_is_not_retried(kit: Kit) -> None:
-    """[14]."""
-    run = kit.run("conformance.end", {"how": "permanent"}, retry={"max_attempts": 3, "initial": "1ms"})
-    assert (run.state, run.attempt) == ("failed", 1)
-
-
-def test_non_retryable_errors_are_not_retried(kit: Kit) -> None:
-    """[14]: the error type is the one that the handler names."""
-    run = kit.run(
-        "conformance.end", {"how": "fail", "type": "NoSuchAccount"}, retry={"non_retryable": ["NoSuchAccount"]}
-    )
-    assert (run.state, run.attempt) == ("failed", 1)
+    payload, retry, state, attempts = ENDS[case]
+    run = kit.run("conformance.end", payload, retry=retry)
+    assert (run.state, run.attempt) == (state, attempts)
+    told = {"type": run.error_type, "message": run.error_message}
+    assert [name for name, text in told.items() if payload.get(name, text) != text] == []
 
 
 def test_retry_after_is_respected(kit: Kit) -> None:
@@ -121,17 +120,6 @@ def test_retry_after_is_respected(kit: Kit) -> None:
     ahead = kit.fleet.database.value("SELECT publish_at - tidewheel_now() FROM job_runs WHERE run_id = %s", [run_id])
     assert ahead > timedelta(minutes=50)
     kit.client.runs.cancel(run_id)
-
-
-def test_snooze_is_not_counted(kit: Kit) -> None:
-    """[14]."""
-    run = kit.run("conformance.end", {"how": "snooze", "times": 2, "seconds": 0.001}, retry={"max_attempts": 1})
-    assert (run.state, run.attempt) == ("succeeded", 3)
-
-
-def test_handler_may_cancel_its_run(kit: Kit) -> None:
-    """[14]."""
-    assert kit.run("conformance.end", {"how": "cancel"}).state == "cancelled"
 
 
 def test_handler_sets_the_next_interval_of_its_job(kit: Kit) -> None:
@@ -268,11 +256,9 @@ def passed_over(kit: Kit, *, all_but: int = 0) -> None:
 
 def waiters(kit: Kit) -> int:
     """Return the number of claims that wait for a lock."""
-    return int(
-        kit.fleet.database.value(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-            " AND query LIKE '%%NO KEY UPDATE%%'"
-        )
+    return kit.fleet.database.value(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        " AND query LIKE '%%NO KEY UPDATE%%'"
     )
 
 
