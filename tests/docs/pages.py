@@ -55,15 +55,7 @@ _TIMEOUT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One marked block.
-
-    Args:
-        line: Line of its fence in the page.
-        what: `run`, `output`, `terminal`, `file`, `record` or `before`.
-        name: Of the file or the record, or the texts of the terminal; `before` of such a run.
-        language: As the fence says.
-        text: Its content.
-    """
+    """One marked block; `name` is a file, a record, the texts of a terminal, or `before` of a run."""
 
     line: int
     what: str

@@ -13,7 +13,6 @@ from tidewheel.schemas.definitions import definition_record
 DOCS = ROOT / "docs"
 
 
-# A completion of the job `send-email`, which has the default policy.
 def test_row_of_retry_shows_the_defaults() -> None:
     policy = RetryPolicy()
     text = (DOCS / "requests-submit.md").read_text(encoding="utf-8")

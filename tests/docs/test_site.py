@@ -15,7 +15,6 @@ _LOADED = {"audio", "embed", "iframe", "img", "input", "link", "object", "script
 _IMPORTED = re.compile(r"""url\(\s*["']?(?:https?:)?//|@import\s+["'](?:https?:)?//""")
 
 
-# A word of each part of the site, with a page that has it.
 @dataclass
 class _Page(HTMLParser):
     """Links, ids and loaded addresses of a page."""

@@ -23,15 +23,9 @@ PAGE = ROOT / "docs" / "wire-contract.md"
 SHOWN = {block.name: block.text for block in blocks(PAGE) if block.what == "record"}
 CALLS = ("register", "claim", "beat", "finish")
 SAMPLES: Mapping[str, object] = {
-    "result": {"sent": True},
-    "error_type": "NoSuchAccount",
-    "error_message": "no such account",
-    "trace": "Traceback …",
-    "retry_after": "10s",
-    "timeout": "heartbeat",
-    "delay": "10s",
-    "within": "1h",
-}
+    "result": {"sent": True}, "error_type": "NoSuchAccount", "error_message": "no such account", "trace": "Traceback …",
+    "retry_after": "10s", "timeout": "heartbeat", "delay": "10s", "within": "1h",
+}  # fmt: skip
 _START = re.compile(r"^POST (\S+)\n", re.MULTILINE)
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{48}")
 _HEADER = re.compile(r"c3 01(?: +[0-9a-f]{2}){8}")
@@ -79,6 +73,13 @@ def client(database: Database) -> Iterator[httpx.Client]:
         yield made
 
 
+@pytest.fixture
+def executor(client: httpx.Client) -> str:
+    """The path of an executor that has registered."""
+    [register] = _calls(SHOWN["register"])
+    return f"{register.path}/{client.post(register.path, json=register.body).json()['executor_id']}"
+
+
 def test_every_call_of_the_page_gets_the_shown_answer(client: httpx.Client, database: Database) -> None:
     [register], [claim, sweep], [beat], [finish] = ([*_calls(SHOWN[name])] for name in CALLS)
     conversation = Conversation(client, database.installation.topics.prefix)
@@ -109,36 +110,31 @@ def test_headers_of_the_page_are_those_of_the_schemas() -> None:
     assert f"/api/v1/schemas/{message[2:].hex()}`" in page
 
 
-def test_rejection_of_the_page_is_real(client: httpx.Client) -> None:
-    [register] = _calls(SHOWN["register"])
-    executor = client.post(register.path, json=register.body).json()["executor_id"]
-    outcome = {"run_id": executor, "attempt": 1, "status": "failed"}
-    answer = client.post(f"{register.path}/{executor}:finish", json={"outcomes": [outcome]})
+def test_rejection_of_the_page_is_real(client: httpx.Client, executor: str) -> None:
+    outcome = {"run_id": executor.rpartition("/")[2], "attempt": 1, "status": "failed"}
+    answer = client.post(f"{executor}:finish", json={"outcomes": [outcome]})
     assert answer.json() == json.loads(SHOWN["problem"])
 
 
-def test_table_of_outcomes_lists_the_accepted_fields(client: httpx.Client) -> None:
-    [register] = _calls(SHOWN["register"])
-    executor = client.post(register.path, json=register.body).json()["executor_id"]
+def test_table_of_outcomes_lists_the_accepted_fields(client: httpx.Client, executor: str) -> None:
+    run_id = executor.rpartition("/")[2]
     table = dict(_table_of_outcomes())
     every = {name for names in table.values() for name in names}
     for status, names in table.items():
-        outcome = {"run_id": executor, "attempt": 1, "status": status, "output": "done\n"}
+        outcome = {"run_id": run_id, "attempt": 1, "status": status, "output": "done\n"}
         given = {name: SAMPLES.get(name, True) for name in every}
         accepted = outcome | {name: given[name] for name in names}
         answers = {
-            name: client.post(f"{register.path}/{executor}:finish", json={"outcomes": [accepted | {name: given[name]}]})
+            name: client.post(f"{executor}:finish", json={"outcomes": [accepted | {name: given[name]}]})
             for name in every
         }
         wrong = [name for name, answer in answers.items() if answer.is_success != (name in names)]
         assert not wrong, f"{status}: {[answers[name].text for name in wrong]}"
-        assert client.post(f"{register.path}/{executor}:finish", json={"outcomes": [accepted]}).is_success
+        assert client.post(f"{executor}:finish", json={"outcomes": [accepted]}).is_success
 
 
-def test_leaving_answers_without_a_body(client: httpx.Client) -> None:
-    [register] = _calls(SHOWN["register"])
-    executor = client.post(register.path, json=register.body).json()["executor_id"]
-    answer = client.post(f"{register.path}/{executor}:leave", json={})
+def test_leaving_answers_without_a_body(client: httpx.Client, executor: str) -> None:
+    answer = client.post(f"{executor}:leave", json={})
     assert (answer.status_code, answer.content) == (HTTPStatus.NO_CONTENT, b"")
 
 
