@@ -46,33 +46,17 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """A request and its answer.
+    """A request and its answer."""
 
-    Args:
-        kind: `submit`, `pause`, `resume`, `delete`, `skip`, `move` or `unskip`.
-        sent: The database's clock before it was sent.
-        answered: The same after its reply had come.
-        token: What the definition hands to its handler; tells definitions apart.
-        grid: When the definition fires; None never.
-        paused: Whether a new job is to begin paused.
-        fits: Whether the request is one that can be accepted at all.
-        at: The occurrence that is skipped, moved or restored.
-        to: When it fires instead.
-        accepted: The answer: whether.
-        unchanged: The answer: whether it changed nothing.
-        version: The answer: the job's version.
-        next_run_at: The answer: the next instant.
-    """
-
-    kind: str
-    sent: int
-    answered: int = 0
-    token: int = 0
-    grid: Grid | None = None
-    paused: bool = False
-    fits: bool = True
-    at: int = 0
-    to: int = 0
+    kind: str  # `submit`, `pause`, `resume`, `delete`, `skip`, `move` or `unskip`
+    sent: int  # the database's clock before it was sent
+    answered: int = 0  # the same after its reply had come
+    token: int = 0  # what the definition hands to its handler; tells definitions apart
+    grid: Grid | None = None  # when the definition fires; None never
+    paused: bool = False  # whether a new job is to begin paused
+    fits: bool = True  # whether the request is one that can be accepted at all
+    at: int = 0  # the occurrence that is skipped, moved or restored
+    to: int = 0  # when it fires instead
     accepted: bool = True
     unchanged: bool = False
     version: int | None = None
@@ -90,27 +74,16 @@ class Act:
 
 @dataclass(frozen=True, slots=True)
 class Fired:
-    """A run that completed.
+    """A run that completed."""
 
-    Args:
-        at: The occurrence it was made of.
-        run_id: Which run.
-        version: The version it was made from.
-        status: How it ended.
-        token: What its handler was given.
-        reason: Why, where it did not succeed.
-        done: When its handler did it; where it never ran, when it ended.
-        left: When its message was to leave; 0 where that is not known.
-    """
-
-    at: int
+    at: int  # the occurrence it was made of
     run_id: str
     version: int
     status: str
-    token: object
-    reason: str | None = None
-    done: int = 0
-    left: int = 0
+    token: object  # what its handler was given
+    reason: str | None = None  # why, where it did not succeed
+    done: int = 0  # when its handler did it; where it never ran, when it ended
+    left: int = 0  # when its message was to leave; 0 where that is not known
 
     def __str__(self) -> str:
         return f"{clock(self.at)} by version {self.version}, {self.status}"
@@ -118,27 +91,16 @@ class Fired:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The state of a job between two changes.
-
-    Args:
-        exists: Whether it is there.
-        paused: Whether it is paused.
-        version: Its version.
-        token: What its definition hands to its handler.
-        grid: When it fires.
-        skipped: Occurrences that were left out by hand.
-        moved: Occurrences that fire at another time, with that time.
-        doubtful: Occurrences whose fate hangs on which came first, and of which nothing is said.
-    """
+    """The state of a job between two changes."""
 
     exists: bool = False
     paused: bool = False
     version: int = 0
-    token: int = 0
+    token: int = 0  # what its definition hands to its handler
     grid: Grid | None = None
-    skipped: frozenset[int] = frozenset()
-    moved: frozenset[tuple[int, int]] = frozenset()
-    doubtful: frozenset[int] = frozenset()
+    skipped: frozenset[int] = frozenset()  # occurrences that were left out by hand
+    moved: frozenset[tuple[int, int]] = frozenset()  # occurrences that fire at another time, with that time
+    doubtful: frozenset[int] = frozenset()  # occurrences whose fate hangs on which came first
 
     def after(self, act: Act) -> "Standing":
         """Return the state after an accepted request."""

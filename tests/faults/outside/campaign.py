@@ -72,27 +72,16 @@ class Steady:
 
 @dataclass
 class Campaign:
-    """One campaign.
+    """One campaign."""
 
-    Args:
-        site: The installation; not up yet.
-        seed: Of everything random.
-        rows: The faults, in their order.
-        enough: The least that a verdict other than `unknown` needs.
-        calm: Seconds before each fault.
-        policies: True to submit a job of each `catch_up` too.
-        edits: False to leave the jobs as they are.
-        patience: Seconds to wait for replies, and for quiet, at the end.
-    """
-
-    site: Site
-    seed: int
+    site: Site  # the installation; not up yet
+    seed: int  # of everything random
     rows: Sequence[type[Row]]
-    enough: Enough = field(default_factory=Enough)
-    calm: float = 2.0
-    policies: bool = False
-    edits: bool = True
-    patience: float = 90.0
+    enough: Enough = field(default_factory=Enough)  # the least that a verdict other than `unknown` needs
+    calm: float = 2.0  # seconds before each fault
+    policies: bool = False  # True to submit a job of each `catch_up` too
+    edits: bool = True  # False to leave the jobs as they are
+    patience: float = 90.0  # seconds to wait for replies, and for quiet, at the end
 
     def run(self) -> tuple[History, Report]:
         """Live through it; return its history and the verdict."""

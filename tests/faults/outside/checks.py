@@ -24,16 +24,10 @@ ENDED = ("succeeded", "failed", "timed_out", "cancelled", "skipped")
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """A promise that a history breaks.
+    """A promise that a history breaks."""
 
-    Args:
-        check: Its number, such as `H1`.
-        what: The promise, as this history breaks it.
-        evidence: The records that show it.
-    """
-
-    check: str
-    what: str
+    check: str  # its number, such as `H1`
+    what: str  # the promise, as this history breaks it
     evidence: tuple[object, ...] = ()
 
     def __str__(self) -> str:

@@ -16,13 +16,7 @@ _METADATA_SECONDS = 30.0
 
 
 class Client:
-    """Produces to the requests topic and reads the replies topic, without a line of Tidewheel's.
-
-    Args:
-        settings: What librdkafka needs to reach the broker.
-        prefix: Of the topics.
-        path: The log.
-    """
+    """Produces to the requests topic and reads the replies topic, without a line of Tidewheel's."""
 
     def __init__(self, settings: Mapping[str, str], prefix: str, path: Path) -> None:
         self._log, self._prefix = Log(path), prefix

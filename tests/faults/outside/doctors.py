@@ -18,51 +18,10 @@ def one_effect_and_its_run_dropped(history: History) -> History:
     return _numbered(replace(history, effects=effects, tables=replace(history.tables, states=states)), kept)
 
 
-def an_effect_dropped(history: History) -> History:
-    gone = _calm(history)
-    return replace(history, effects=tuple(effect for effect in history.effects if effect is not gone))
-
-
-def an_effect_doubled(history: History) -> History:
-    effect = _calm(history)
-    return _with_effects(history, replace(effect, received=effect.received + SECOND))
-
-
-def an_effect_of_an_unknown_run(history: History) -> History:
-    return _with_effects(history, replace(_calm(history), run_id="unknown"))
-
-
-def an_effect_a_second_early(history: History) -> History:
-    return _altered(history, _calm(history), received=_calm(history).scheduled_at - SECOND)
-
-
-def every_effect_a_second_early(history: History) -> History:
-    return replace(history, effects=tuple(replace(e, received=e.received - SECOND) for e in history.effects))
-
-
-def an_effect_late(history: History) -> History:
-    return _altered(history, _calm(history), received=_calm(history).received + 12 * SECOND)
-
-
 def attempts_swapped(history: History) -> History:
     first, second = _retried(history)
     swapped = {first: replace(first, attempt=second.attempt), second: replace(second, attempt=first.attempt)}
     return replace(history, effects=tuple(swapped.get(effect, effect) for effect in history.effects))
-
-
-def attempts_overlapping(history: History) -> History:
-    first, second = _retried(history)
-    return _altered(history, first, answered=second.received + SECOND)
-
-
-def an_attempt_before_its_delay(history: History) -> History:
-    first, second = _retried(history)
-    return _altered(history, second, received=first.received + SECOND)
-
-
-def a_success_repeated(history: History) -> History:
-    first, _ = _retried(history)
-    return _altered(history, first, status=200)
 
 
 def one_failure_too_many(history: History) -> History:
@@ -72,21 +31,8 @@ def one_failure_too_many(history: History) -> History:
 
 
 def a_run_invented(history: History) -> History:
-    message = _completion(history)
-    value = {**message.value, "run_id": "invented", "event_id": "e", "scheduled_at": message.value["scheduled_at"] + 1}
-    return _with_run(history, replace(message, value=value))
-
-
-def a_trigger_invented(history: History) -> History:
-    message = _completion(history)
-    return _with_run(
-        history, replace(message, value={**message.value, "run_id": "x", "event_id": "e", "cause": "trigger"})
-    )
-
-
-def an_occurrence_with_two_runs(history: History) -> History:
-    message = _completion(history)
-    return _with_run(history, replace(message, value={**message.value, "run_id": "second", "event_id": "e"}))
+    later = _completion(history).value["scheduled_at"] + 1
+    return _with_run(history, _completed(history, run_id="invented", event_id="e", scheduled_at=later))
 
 
 def a_trigger_lost(history: History) -> History:
@@ -105,25 +51,6 @@ def an_effect_after_a_cancel(history: History) -> History:
         op.request["run_id"], 1, "task", op.answered, op.answered + 2 * SECOND, op.answered + 2 * SECOND, 200
     )
     return _with_effects(history, effect)
-
-
-def a_cancelled_run_that_succeeded(history: History) -> History:
-    return _with_status(history, "cancelled", "succeeded")
-
-
-def a_pause_before_its_time(history: History) -> History:
-    """Leave over what fired between this pause and the true one."""
-    [op] = [op for op in history.operations if op.type == "job.pause"]
-    assert op.answered is not None
-    earlier = replace(op, invoked=op.invoked - 10 * SECOND, answered=op.answered - 10 * SECOND)
-    return _with_operation(history, op, earlier)
-
-
-def a_pause_after_its_time(history: History) -> History:
-    """Miss what did not fire between the true pause and this one."""
-    [op] = [op for op in history.operations if op.type == "job.pause"]
-    assert op.answered is not None
-    return _with_operation(history, op, replace(op, invoked=op.invoked + 5 * SECOND, answered=op.answered + 5 * SECOND))
 
 
 def an_edit_that_was_not_followed(history: History) -> History:
@@ -148,26 +75,11 @@ def a_row_of_another_state(history: History) -> History:
     return replace(history, tables=replace(history.tables, states={**history.tables.states, run_id: "failed"}))
 
 
-def a_completion_under_another_id(history: History) -> History:
-    message = _completion(history)
-    return _with_messages(history, replace(message, value={**message.value, "event_id": "another"}))
-
-
-def a_success_without_its_answer(history: History) -> History:
-    return _altered(history, _calm(history), answered=None, status=0)
-
-
 def an_end_before_the_answer_to_its_attempt(history: History) -> History:
     """Let an earlier attempt end the run, while the call of the later one is open."""
     _, second = _retried(history)
     assert second.answered is not None
     return _altered(history, second, answered=second.answered + SECOND)
-
-
-def an_end_before_its_token(history: History) -> History:
-    [op] = [op for op in history.operations if op.type == "run.complete"]
-    assert op.answered is not None
-    return _with_operation(history, op, replace(op, invoked=op.invoked + SECOND, answered=op.answered + SECOND))
 
 
 def a_token_of_another_attempt(history: History) -> History:
@@ -177,19 +89,6 @@ def a_token_of_another_attempt(history: History) -> History:
     altered[first] = replace(first, token=op.request["token"])
     assert first.run_id == second.run_id
     return replace(history, effects=tuple(altered.get(effect, effect) for effect in history.effects))
-
-
-def a_failure_after_a_success(history: History) -> History:
-    return _with_status(history, "succeeded", "failed")
-
-
-def a_dead_letter_removed(history: History) -> History:
-    return _numbered(history, tuple(message for message in history.messages if message.kind != "DeadLetter"))
-
-
-def a_second_reading_that_differs(history: History) -> History:
-    [first, *others] = history.again
-    return replace(history, again=(replace(first, digest="another"), *others))
 
 
 def an_offset_left_out(history: History) -> History:
@@ -224,40 +123,14 @@ def a_reply_that_differs(history: History) -> History:
     return _with_messages(history, replace(reply, value={**reply.value, "job_version": 9}))
 
 
-def a_wrong_signature(history: History) -> History:
-    return _altered(history, _calm(history), genuine=False)
-
-
-def work_left(history: History) -> History:
-    return replace(history, tables=replace(history.tables, left={"outbox": 1}))
-
-
-def messages_not_taken(history: History) -> History:
-    return replace(history, tables=replace(history.tables, lag=1))
-
-
-def never_quiet(history: History) -> History:
-    return replace(history, quiet=None)
-
-
 def a_request_never_answered(history: History) -> History:
     [op] = [op for op in history.operations if op.type == "job.resume"]
     return _with_operation(history, op, replace(op, answered=None, reply={}))
 
 
-def a_fault_without_recovery(history: History) -> History:
-    [fault] = history.faults
-    return replace(history, faults=(replace(fault, recovered=None),))
-
-
 def a_service_that_does_not_stop(history: History) -> History:
     stop = Fault("stop", history.ended, history.ended, history.ended, {"stopped": {"intake-1": [60.0, -9.0]}})
     return replace(history, faults=(*history.faults, stop))
-
-
-def a_service_that_ended_by_itself(history: History) -> History:
-    [fault] = history.faults
-    return replace(history, faults=(replace(fault, detail={"exits": ["intake-1 1"]}),))
 
 
 def a_span_passed_over_in_calm(history: History) -> History:
@@ -274,53 +147,71 @@ def a_span_passed_over_in_calm(history: History) -> History:
     )
 
 
-DOCTORS: dict[Doctor, str] = {
-    one_effect_and_its_run_dropped: "H1",
-    an_effect_dropped: "H1",
-    a_trigger_lost: "H1",
-    a_pause_after_its_time: "H1",
-    an_edit_that_was_not_followed: "H1",
-    a_span_passed_over_in_calm: "H1",
-    an_effect_of_an_unknown_run: "H2",
-    a_run_invented: "H2",
-    a_trigger_invented: "H2",
-    an_occurrence_with_two_runs: "H2",
-    a_pause_before_its_time: "H2",
-    an_effect_doubled: "H3",
-    a_completion_under_another_id: "H3",
-    a_success_repeated: "H3",
-    an_effect_a_second_early: "H4",
-    every_effect_a_second_early: "H4",
-    an_effect_late: "H5",
-    a_fault_without_recovery: "H5",
-    attempts_swapped: "H6",
-    attempts_overlapping: "H6",
-    an_attempt_before_its_delay: "H6",
-    one_failure_too_many: "H6",
-    requests_of_attempts_out_of_order: "H6",
-    an_effect_after_a_cancel: "H7",
-    a_cancelled_run_that_succeeded: "H7",
-    a_completion_removed: "H8",
-    a_completion_without_a_row: "H8",
-    a_dead_letter_removed: "H8",
-    a_second_reading_that_differs: "H8",
-    an_offset_left_out: "H8",
-    an_acknowledged_request_removed: "H8",
-    events_out_of_order: "H8",
-    a_reply_that_differs: "H8",
-    a_row_of_another_state: "H9",
-    a_success_without_its_answer: "H9",
-    an_end_before_the_answer_to_its_attempt: "H9",
-    an_end_before_its_token: "H9",
-    a_token_of_another_attempt: "H9",
-    a_failure_after_a_success: "H9",
-    a_wrong_signature: "H9",
-    work_left: "H10",
-    messages_not_taken: "H10",
-    never_quiet: "H10",
-    a_request_never_answered: "H10",
-    a_service_that_does_not_stop: "H10",
-    a_service_that_ended_by_itself: "H10",
+DOCTORS: dict[str, tuple[str, Doctor]] = {
+    "one effect and its run dropped": ("H1", one_effect_and_its_run_dropped),
+    "an effect dropped": (
+        "H1",
+        lambda h: replace(h, effects=tuple(effect for effect in h.effects if effect is not _calm(h))),
+    ),
+    "a trigger lost": ("H1", a_trigger_lost),
+    "a pause after its time": ("H1", lambda h: _shifted(h, "job.pause", 5)),
+    "an edit that was not followed": ("H1", an_edit_that_was_not_followed),
+    "a span passed over in calm": ("H1", a_span_passed_over_in_calm),
+    "an effect of an unknown run": ("H2", lambda h: _with_effects(h, replace(_calm(h), run_id="unknown"))),
+    "a run invented": ("H2", a_run_invented),
+    "a trigger invented": ("H2", lambda h: _with_run(h, _completed(h, run_id="x", event_id="e", cause="trigger"))),
+    "an occurrence with two runs": ("H2", lambda h: _with_run(h, _completed(h, run_id="second", event_id="e"))),
+    "a pause before its time": ("H2", lambda h: _shifted(h, "job.pause", -10)),
+    "an effect doubled": ("H3", lambda h: _with_effects(h, replace(_calm(h), received=_calm(h).received + SECOND))),
+    "a completion under another id": ("H3", lambda h: _with_messages(h, _completed(h, event_id="another"))),
+    "a success repeated": ("H3", lambda h: _altered(h, _retried(h)[0], status=200)),
+    "an effect a second early": ("H4", lambda h: _altered(h, _calm(h), received=_calm(h).scheduled_at - SECOND)),
+    "every effect a second early": (
+        "H4",
+        lambda h: replace(h, effects=tuple(replace(e, received=e.received - SECOND) for e in h.effects)),
+    ),
+    "an effect late": ("H5", lambda h: _altered(h, _calm(h), received=_calm(h).received + 12 * SECOND)),
+    "a fault without recovery": ("H5", lambda h: replace(h, faults=(replace(h.faults[0], recovered=None),))),
+    "attempts swapped": ("H6", attempts_swapped),
+    "attempts overlapping": ("H6", lambda h: _altered(h, _retried(h)[0], answered=_retried(h)[1].received + SECOND)),
+    "an attempt before its delay": (
+        "H6",
+        lambda h: _altered(h, _retried(h)[1], received=_retried(h)[0].received + SECOND),
+    ),
+    "one failure too many": ("H6", one_failure_too_many),
+    "requests of attempts out of order": ("H6", requests_of_attempts_out_of_order),
+    "an effect after a cancel": ("H7", an_effect_after_a_cancel),
+    "a cancelled run that succeeded": ("H7", lambda h: _with_status(h, "cancelled", "succeeded")),
+    "a completion removed": ("H8", a_completion_removed),
+    "a completion without a row": ("H8", a_completion_without_a_row),
+    "a dead letter removed": (
+        "H8",
+        lambda h: _numbered(h, tuple(message for message in h.messages if message.kind != "DeadLetter")),
+    ),
+    "a second reading that differs": (
+        "H8",
+        lambda h: replace(h, again=(replace(h.again[0], digest="another"), *h.again[1:])),
+    ),
+    "an offset left out": ("H8", an_offset_left_out),
+    "an acknowledged request removed": ("H8", an_acknowledged_request_removed),
+    "events out of order": ("H8", events_out_of_order),
+    "a reply that differs": ("H8", a_reply_that_differs),
+    "a row of another state": ("H9", a_row_of_another_state),
+    "a success without its answer": ("H9", lambda h: _altered(h, _calm(h), answered=None, status=0)),
+    "an end before the answer to its attempt": ("H9", an_end_before_the_answer_to_its_attempt),
+    "an end before its token": ("H9", lambda h: _shifted(h, "run.complete", 1)),
+    "a token of another attempt": ("H9", a_token_of_another_attempt),
+    "a failure after a success": ("H9", lambda h: _with_status(h, "succeeded", "failed")),
+    "a wrong signature": ("H9", lambda h: _altered(h, _calm(h), genuine=False)),
+    "work left": ("H10", lambda h: replace(h, tables=replace(h.tables, left={"outbox": 1}))),
+    "messages not taken": ("H10", lambda h: replace(h, tables=replace(h.tables, lag=1))),
+    "never quiet": ("H10", lambda h: replace(h, quiet=None)),
+    "a request never answered": ("H10", a_request_never_answered),
+    "a service that does not stop": ("H10", a_service_that_does_not_stop),
+    "a service that ended by itself": (
+        "H10",
+        lambda h: replace(h, faults=(replace(h.faults[0], detail={"exits": ["intake-1 1"]}),)),
+    ),
 }
 
 
@@ -334,6 +225,12 @@ def _retried(history: History) -> tuple[Effect, Effect]:
     second = next(effect for effect in history.effects if effect.attempt == 2 and effect.status == 200)
     first = next(effect for effect in history.effects if effect.run_id == second.run_id and effect.attempt == 1)
     return first, second
+
+
+def _completed(history: History, **value: object) -> Message:
+    """Return the completion of that effect's run with other values."""
+    message = _completion(history)
+    return replace(message, value={**message.value, **value})
 
 
 def _completion(history: History) -> Message:
@@ -353,6 +250,14 @@ def _with_effects(history: History, *effects: Effect) -> History:
 
 def _with_operation(history: History, old: Operation, new: Operation) -> History:
     return replace(history, operations=tuple(new if op is old else op for op in history.operations))
+
+
+def _shifted(history: History, kind: str, seconds: int) -> History:
+    """Let the one operation of a kind happen so much later, or earlier."""
+    [op] = [op for op in history.operations if op.type == kind]
+    assert op.answered is not None
+    moved = replace(op, invoked=op.invoked + seconds * SECOND, answered=op.answered + seconds * SECOND)
+    return _with_operation(history, op, moved)
 
 
 def _with_messages(history: History, *messages: Message) -> History:

@@ -19,23 +19,14 @@ _FIELDS = ((0, 59), (0, 59), (0, 23), (1, 31), (1, 12), (0, 7))  # of a cron exp
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An instant at which a job's schedule is due.
-
-    Args:
-        job_key: Its job.
-        at: Its instant.
-        due: When it could fire at the earliest: later than `at` for a `once` that was accepted after its instant.
-        certain: False if it may fire, and need not.
-        spec: The job's spec.
-        recalled: True if a later deletion may have cancelled its run, while that waited for a slot.
-    """
+    """An instant at which a job's schedule is due."""
 
     job_key: str
     at: int
-    due: int
-    certain: bool
+    due: int  # when it could fire at the earliest: later than `at` for a `once` that was accepted after its instant
+    certain: bool  # False if it may fire, and need not
     spec: Mapping[str, Any] = field(repr=False)
-    recalled: bool = False
+    recalled: bool = False  # True if a later deletion may have cancelled its run, while that waited for a slot
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,7 @@ _WAIT_SECONDS = 90.0
 
 
 class Load:
-    """Submits the jobs and edits them until it is stopped.
-
-    Args:
-        client: Sends the requests.
-        seed: Of all random choices.
-        port: The receiver's.
-    """
+    """Submits the jobs and edits them until it is stopped."""
 
     def __init__(self, client: Client, seed: int, port: int) -> None:
         self._client, self._random, self._port = client, random.Random(seed), port  # noqa: S311

@@ -15,17 +15,11 @@ from tidewheel.postgres import statements
 
 @dataclass(frozen=True)
 class Mutant:
-    """An error.
-
-    Args:
-        what: For the table.
-        texts: Texts of statements, and what is in their place.
-        patch: Plants an error in the code.
-    """
+    """An error."""
 
     what: str
-    texts: Mapping[str, str] = field(default_factory=dict[str, str])
-    patch: Callable[[], None] | None = None
+    texts: Mapping[str, str] = field(default_factory=dict[str, str])  # texts of statements, and what is in their place
+    patch: Callable[[], None] | None = None  # plants an error in the code
 
 
 def plant(mutant: Mutant) -> None:

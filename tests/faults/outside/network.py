@@ -18,11 +18,7 @@ _HERE, _THERE = "02:00:00:00:01:01", "02:00:00:00:01:02"
 
 
 class Namespace:
-    """One namespace.
-
-    Args:
-        number: From 0; of its name and its addresses.
-    """
+    """One namespace."""
 
     def __init__(self, number: int) -> None:
         self.name = f"tidewheel-{number}"

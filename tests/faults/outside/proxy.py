@@ -15,17 +15,11 @@ Side: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @dataclass
 class Line:
-    """The state of the line, read for each piece that passes.
+    """The state of the line, read for each piece that passes."""
 
-    Args:
-        delay: Seconds, from and to.
-        resets: The part of the pieces after which both sides are reset.
-        silent: True if nothing passes, while both connections stay open.
-    """
-
-    delay: tuple[float, float] = (0.0, 0.0)
-    resets: float = 0.0
-    silent: bool = False
+    delay: tuple[float, float] = (0.0, 0.0)  # seconds, from and to
+    resets: float = 0.0  # the part of the pieces after which both sides are reset
+    silent: bool = False  # True if nothing passes, while both connections stay open
 
 
 class Proxy:

@@ -23,25 +23,15 @@ def now_us() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One request: `client.jsonl`, folded.
-
-    Args:
-        id: Its request_id.
-        request: The document without the request_id.
-        invoked: When the client produced it.
-        answered: When the client had the reply; None while its outcome is unknown.
-        accepted: False if it was rejected.
-        reply: The reply's fields.
-        place: Topic, partition and offset that the broker acknowledged; None without an acknowledgement.
-    """
+    """One request: `client.jsonl`, folded."""
 
     id: str
-    request: Mapping[str, Any]
-    invoked: int
-    answered: int | None = None
-    accepted: bool = True
+    request: Mapping[str, Any]  # the document without the request_id
+    invoked: int  # when the client produced it
+    answered: int | None = None  # when the client had the reply; None while its outcome is unknown
+    accepted: bool = True  # False if it was rejected
     reply: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    place: tuple[str, int, int] | None = None
+    place: tuple[str, int, int] | None = None  # topic, partition and offset that the broker acknowledged
 
     @property
     def type(self) -> str:
@@ -57,31 +47,18 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """One call of a target: `effects.jsonl`, folded.
+    """One call of a target: `effects.jsonl`, folded."""
 
-    Args:
-        run_id: As the call named it.
-        attempt: Likewise.
-        job_key: Likewise.
-        scheduled_at: Likewise.
-        received: When the call arrived whole.
-        answered: When the answer was about to be written; None if it was cut, or never written.
-        status: The answer's status; 0 if it was cut.
-        genuine: False if signature or body are not those that were expected.
-        pid: The process that called, where the target is in it.
-        token: Of the attempt, where it is completed from outside.
-    """
-
-    run_id: str
+    run_id: str  # as the call named it
     attempt: int
     job_key: str
     scheduled_at: int
-    received: int
-    answered: int | None = None
-    status: int = 0
-    genuine: bool = True
-    pid: int | None = None
-    token: str = ""
+    received: int  # when the call arrived whole
+    answered: int | None = None  # when the answer was about to be written; None if it was cut, or never written
+    status: int = 0  # the answer's status; 0 if it was cut
+    genuine: bool = True  # False if signature or body are not those that were expected
+    pid: int | None = None  # the process that called, where the target is in it
+    token: str = ""  # of the attempt, where it is completed from outside
 
     @property
     def succeeded(self) -> bool:
@@ -91,90 +68,51 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a topic: `topics.jsonl`.
+    """One message of a topic: `topics.jsonl`."""
 
-    Args:
-        topic: Without the prefix.
-        partition: Of the topic.
-        offset: In the partition.
-        at: The broker's timestamp.
-        key: As text.
-        digest: Of key, value and headers.
-        kind: Name of the value's schema; empty if it has none.
-        value: The decoded value; bytes as text.
-    """
-
-    topic: str
+    topic: str  # without the prefix
     partition: int
     offset: int
-    at: int
+    at: int  # the broker's timestamp
     key: str
-    digest: str
-    kind: str
-    value: Mapping[str, Any]
+    digest: str  # of key, value and headers
+    kind: str  # name of the value's schema; empty if it has none
+    value: Mapping[str, Any]  # the decoded value; bytes as text
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One injection: `faults.jsonl`, folded.
+    """One injection: `faults.jsonl`, folded."""
 
-    Args:
-        row: Its row of the matrix.
-        injected: When it began.
-        healed: When its cause was gone.
-        recovered: When everything due had run again; None if it never was.
-        detail: The victims, the times to stop.
-    """
-
-    row: str
-    injected: int
-    healed: int
-    recovered: int | None = None
-    detail: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    row: str  # its row of the matrix
+    injected: int  # when it began
+    healed: int  # when its cause was gone
+    recovered: int | None = None  # when everything due had run again; None if it never was
+    detail: Mapping[str, Any] = field(default_factory=dict[str, Any])  # the victims, the times to stop
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The content of the database after quiet: `dump.jsonl`. Only H8 to H10 read it.
-
-    Args:
-        states: State of each run, open or finished.
-        left: Rows of tables that must be empty.
-        lag: Messages that no executor has taken.
-    """
+    """The content of the database after quiet: `dump.jsonl`. Only H8 to H10 read it."""
 
     states: Mapping[str, str]
-    left: Mapping[str, int]
-    lag: int = 0
+    left: Mapping[str, int]  # rows of tables that must be empty
+    lag: int = 0  # messages that no executor has taken
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class History:
-    """Everything that was recorded of one campaign.
+    """Everything that was recorded of one campaign."""
 
-    Args:
-        operations: In the order of their invocation.
-        effects: In the order of their arrival.
-        messages: As the first reading found them.
-        again: As the second did.
-        faults: In the order of their injection.
-        tables: After quiet.
-        begun: From when on instants are judged.
-        ended: Until when.
-        quiet: When nothing was left to do; None if there always was something.
-        lease: The executors' lease.
-        misfire_after: As the services were configured.
-    """
-
-    operations: tuple[Operation, ...]
-    effects: tuple[Effect, ...]
-    messages: tuple[Message, ...]
+    operations: tuple[Operation, ...]  # in the order of their invocation
+    effects: tuple[Effect, ...]  # in the order of their arrival
+    messages: tuple[Message, ...]  # as the first reading found them
     again: tuple[Message, ...]
-    faults: tuple[Fault, ...]
+    faults: tuple[Fault, ...]  # in the order of their injection
     tables: Tables
-    begun: int
+    begun: int  # from when on instants are judged
     ended: int
-    quiet: int | None
+    quiet: int | None  # when nothing was left to do; None if there always was something
     lease: int
     misfire_after: int
 

@@ -16,15 +16,10 @@ _MILLISECOND = SECOND // 1000
 
 @dataclass
 class Maker:
-    """Makes one history, request by request and run by run.
+    """Makes one history, request by request and run by run."""
 
-    Args:
-        length: Seconds that it takes.
-        faults: Pairs of seconds: injected and healed.
-    """
-
-    length: int
-    faults: tuple[tuple[int, int], ...] = ()
+    length: int  # seconds that it takes
+    faults: tuple[tuple[int, int], ...] = ()  # pairs of seconds: injected and healed
     operations: list[Operation] = field(default_factory=list[Operation])
     effects: list[Effect] = field(default_factory=list[Effect])
     messages: list[Message] = field(default_factory=list[Message])

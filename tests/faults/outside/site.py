@@ -71,27 +71,16 @@ class Disks:
 
 @dataclass
 class Site:
-    """One installation in a folder.
-
-    Args:
-        folder: Of its data and the logs.
-        seed: Of the receiver's answers.
-        settings: On top of `SETTINGS`.
-        namespaces: True to give each service one of its own.
-        disks: File systems that faults fill.
-        proxied: True to lead the services to PostgreSQL through a proxy.
-        mutant: A fault of the product to plant in the services.
-        brokers: 1 or 3.
-    """
+    """One installation in a folder."""
 
     folder: Path
-    seed: int
-    settings: Mapping[str, str] = field(default_factory=dict[str, str])
-    namespaces: bool = False
-    disks: Disks = field(default_factory=Disks)
-    proxied: bool = False
-    mutant: str = ""
-    brokers: int = 1
+    seed: int  # of the receiver's answers
+    settings: Mapping[str, str] = field(default_factory=dict[str, str])  # on top of `SETTINGS`
+    namespaces: bool = False  # True to give each service one of its own
+    disks: Disks = field(default_factory=Disks)  # file systems that faults fill
+    proxied: bool = False  # True to lead the services to PostgreSQL through a proxy
+    mutant: str = ""  # a fault of the product to plant in the services
+    brokers: int = 1  # 1 or 3
     processes: dict[str, Process] = field(default_factory=dict[str, Process])
     exits: list[str] = field(default_factory=list[str])
     spaces: dict[str, Namespace] = field(default_factory=dict[str, Namespace])

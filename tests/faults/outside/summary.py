@@ -12,23 +12,14 @@ _ENDS = ("start of everything", "stop of everything")  # of each campaign; no fa
 
 @dataclass(frozen=True)
 class Result:
-    """One campaign that was judged.
-
-    Args:
-        name: Of its test.
-        seed: Repeats its choices.
-        history: What was recorded.
-        report: The verdict.
-        seconds: That it took, with the checks.
-        mutant: True if an error was planted: then its rows say nothing of the product.
-    """
+    """One campaign that was judged."""
 
     name: str
     seed: int
     history: History
     report: Report
-    seconds: float
-    mutant: bool = False
+    seconds: float  # that it took, with the checks
+    mutant: bool = False  # True if an error was planted: then its rows say nothing of the product
 
 
 def summary(results: Sequence[Result]) -> str:

@@ -11,12 +11,7 @@ _LOOK_SECONDS = 0.05
 
 
 class Completer:
-    """Completes attempts until it is closed.
-
-    Args:
-        tail: Of the receiver's log.
-        complete: Sends a request with the token.
-    """
+    """Completes attempts until it is closed."""
 
     def __init__(self, tail: Tail, complete: Callable[[str], None]) -> None:
         self._tail, self._complete = tail, complete
