@@ -141,7 +141,7 @@ def test_replies_and_run_messages_of_pages_have_the_real_fields(records: Records
 @pytest.mark.kafka
 def test_record_of_an_output_is_real(database: Database, info: StackInfo) -> None:
     executing = Executing(database, info.kafka)
-    executing.make_topics()
+    executing.with_topics()
     make_topics(info.kafka, [executing.topics.outputs])
     with captured(), executing.running(known=registered(), outputs_topic=True):
         assert executing.run("print-pages").state == "succeeded"

@@ -12,7 +12,6 @@ import psycopg
 from pydantic import BaseModel
 
 import tidewheel
-from tidewheel.executor.handlers import Handler, registered
 
 MOST = 4
 _TICK_SECONDS = 0.005
@@ -138,7 +137,3 @@ def complete_together(items: Sequence[tidewheel.Item[str]]) -> None:
 def process_of(items: Sequence[tidewheel.Item[None]]) -> None:
     for item in items:
         item.succeed(os.getpid())
-
-
-def handlers() -> dict[str, Handler]:
-    return {name: found for name, found in registered().items() if name.startswith("chunks.")}

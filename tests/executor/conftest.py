@@ -25,9 +25,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture
 def executing(database: Database, info: StackInfo) -> Executing:
-    made = Executing(database, info.kafka)
-    made.make_topics()
-    return made
+    return Executing(database, info.kafka).with_topics()
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from typing import Any
 import psycopg
 
 import tidewheel
-from tidewheel.executor.handlers import Handler, registered
 
 _TICK_SECONDS = 0.01
 _TOO_LONG_SECONDS = 30.0
@@ -98,7 +97,3 @@ async def on_loop(context: tidewheel.Context, payload: dict[str, Any]) -> object
             await asyncio.sleep(_TOO_LONG_SECONDS)
         return "returned"
     return _end(context, act, payload["url"])
-
-
-def ending_handlers() -> dict[str, Handler]:
-    return {name: found for name, found in registered().items() if name.startswith("ends.")}

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from dataclasses import dataclass, field
+from types import ModuleType
 
 from pydantic import BaseModel
 
@@ -108,5 +109,7 @@ def wait_deaf(context: tidewheel.Context, payload: str) -> str:
     return payload
 
 
-def handlers() -> dict[str, Handler]:
-    return {name: found for name, found in registered().items() if name.startswith("acts.")}
+def handlers(*modules: ModuleType) -> dict[str, Handler]:
+    """Return the handlers of these modules; without any those of this one."""
+    names = {module.__name__ for module in modules} or {__name__}
+    return {name: found for name, found in registered().items() if found.function.__module__ in names}

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import tidewheel
 from tidewheel.errors import Unavailable
-from tidewheel.executor.handlers import Handler, registered
 
 _TICK_SECONDS = 0.01
 _LEFT: list[asyncio.Task[None]] = []
@@ -185,7 +184,3 @@ def lost(context: tidewheel.Context, payload: object) -> int:
     """Without isolation: in which process it runs."""
     del context, payload
     return os.getpid()
-
-
-def handlers() -> dict[str, Handler]:
-    return {name: found for name, found in registered().items() if name.startswith("alone.")}

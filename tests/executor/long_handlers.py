@@ -5,7 +5,6 @@ import threading
 
 import tidewheel
 from tests.executor.handlers import GATES
-from tidewheel.executor.handlers import Handler, registered
 
 _TICK_SECONDS = 0.02
 
@@ -99,7 +98,3 @@ def previous_on_thread(context: tidewheel.Context, payload: int) -> object:
 async def deadline(context: tidewheel.Context, payload: object) -> float:
     del payload
     return context.deadline_seconds
-
-
-def handlers() -> dict[str, Handler]:
-    return {name: found for name, found in registered().items() if name.startswith(("long.", "acts."))}

@@ -7,7 +7,6 @@ import psycopg
 import pytest
 
 import tidewheel
-from tidewheel.executor.handlers import Handler, registered
 
 
 def _next(context: tidewheel.Context, payload: float) -> None:
@@ -57,7 +56,3 @@ tidewheel.handler("next.complete")(_complete)
 @tidewheel.handler("next.complete-process", isolation="process")
 def complete_in_process(context: tidewheel.Context, payload: dict[str, str]) -> None:
     _complete(context, payload)
-
-
-def handlers() -> dict[str, Handler]:
-    return {name: found for name, found in registered().items() if name.startswith("next.")}

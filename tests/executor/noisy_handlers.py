@@ -8,7 +8,6 @@ import time
 
 import tidewheel
 from tests.executor.handlers import GATES
-from tidewheel.executor.handlers import Handler, registered
 
 _TICK_SECONDS = 0.005
 _LOG = logging.getLogger("shop.stock")
@@ -91,7 +90,3 @@ async def block(context: tidewheel.Context, payload: str) -> int:
     while not gate.opened.is_set() and time.monotonic() < ends:
         pass
     return context.attempt
-
-
-def handlers() -> dict[str, Handler]:
-    return {name: found for name, found in registered().items() if name.startswith("noisy.")}

@@ -5,7 +5,6 @@ import pytest
 import tidewheel
 from tidewheel.errors import InvalidInput
 from tidewheel.executor.context_parts import Parent
-from tidewheel.executor.handlers import Handler, registered
 
 
 @tidewheel.handler("flow.give")
@@ -74,7 +73,3 @@ def _second(context: tidewheel.Context, *, added: bool) -> object:
 
 def _shown(parent: Parent) -> list[object]:
     return [parent.status, len(str(parent.result)) if parent.left_out_bytes == 0 else "left out", parent.expired]
-
-
-def handlers() -> dict[str, Handler]:
-    return {name: found for name, found in registered().items() if name.startswith("flow.")}

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property
+from typing import LiteralString, Self
 from uuid import UUID, uuid4
 
 from confluent_kafka import Producer
@@ -37,6 +38,12 @@ QUICK = {
     "cancel_grace": timedelta(milliseconds=300),
     "executor_group": os.environ.get(GROUP_VARIABLE, "classic"),
 }
+
+
+ENTER: LiteralString = """
+INSERT INTO executors (executor_id, name, queues, handlers, slots, last_heartbeat_at, started_at)
+VALUES (%s, 'mine', '{default}', '{}', 1, now(), now())
+"""
 
 
 def hold_row(database: Database, run_id: UUID) -> Conn:
@@ -75,9 +82,10 @@ class Executing:
     def _producer(self) -> Producer:
         return Producer({**self.kafka, "linger.ms": 0, "log_level": 0})  # outlives the broker
 
-    def make_topics(self) -> None:
-        names = [self.topics.runs("default", lane) for lane in Lane]
-        make_topics(self.kafka, names)
+    def with_topics(self) -> Self:
+        """Make the topics of the default queue."""
+        make_topics(self.kafka, [self.topics.runs("default", lane) for lane in Lane])
+        return self
 
     def start(self, stop: Shutdown, *, known: Mapping[str, Handler] | None = None, **settings: object) -> Future[None]:
         made = Executor(

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Generator
+import re
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -18,7 +19,7 @@ from prometheus_client import REGISTRY
 
 from tests.executor import noisy_handlers
 from tests.executor.attempting import RUN, attempt_of
-from tests.executor.handlers import GATES
+from tests.executor.handlers import GATES, handlers
 from tests.executor.running import Executing
 from tests.fixtures.database import Database
 from tests.fixtures.services import PATIENCE_SECONDS, until
@@ -45,7 +46,7 @@ from tidewheel.executor.runners.python import PythonRunner
 from tidewheel.local.stack import StackInfo
 from tidewheel.runs import AttemptOutcome
 
-HANDLERS = noisy_handlers.handlers()
+HANDLERS = handlers(noisy_handlers)
 
 
 class Lines(logging.Handler):
@@ -190,8 +191,7 @@ def test_output_that_is_refused_alone_stops_no_other_and_is_flushed_later(
 ) -> None:
     """Neither that of attempts beside it, nor that of attempts which begin while it is refused."""
     fresh_database.execute("ALTER TABLE attempt_outputs ADD CONSTRAINT poison CHECK (output <> 'poison\n'::bytea)")
-    executing = Executing(fresh_database, info.kafka)
-    executing.make_topics()
+    executing = Executing(fresh_database, info.kafka).with_topics()
     with captured(), executing.running(known=HANDLERS):
         bad = executing.trigger("noisy.say-and-wait", ["poison", gate])
         for text in ("beside", "after a while", "at last"):
@@ -212,12 +212,8 @@ def holds(executing: Executing, run_id: UUID, output: bytes) -> bool:
 
 
 def stored(executing: Executing, run_id: UUID) -> list[tuple[int, bytes, int]]:
-    return cast(
-        "list[tuple[int, bytes, int]]",
-        executing.database.rows(
-            "SELECT attempt, output, output_bytes FROM attempt_outputs WHERE run_id = %s ORDER BY attempt", [run_id]
-        ),
-    )
+    query = "SELECT attempt, output, output_bytes FROM attempt_outputs WHERE run_id = %s ORDER BY attempt"
+    return executing.database.rows(query, [run_id])
 
 
 @pytest.mark.kafka
@@ -244,7 +240,11 @@ def test_all_output_is_published_to_a_topic_if_configured(executing: Executing) 
     assert received == b"".join(f"{number:99}\n".encode() for number in range(5000))
 
 
-def test_output_is_dropped_and_counted_without_kafka(missed: Callable[[], float]) -> None:
+def missed() -> float:
+    return REGISTRY.get_sample_value("tidewheel_output_bytes_dropped_total") or 0.0
+
+
+def test_output_is_dropped_and_counted_without_kafka() -> None:
     stream = OutputTopic({"bootstrap.servers": "127.0.0.1:1", "log_level": "0"}, "none")
     made = attempt("silent", 1, services=HandlerServices(stream_output=True))
     made.write(b"x" * 1000)
@@ -253,11 +253,6 @@ def test_output_is_dropped_and_counted_without_kafka(missed: Callable[[], float]
     stream.ended(made)
     stream.close()
     assert missed() - before == 1000
-
-
-@pytest.fixture
-def missed() -> Callable[[], float]:
-    return lambda: REGISTRY.get_sample_value("tidewheel_output_bytes_dropped_total") or 0.0
 
 
 JOB = {"retry": {"max_attempts": 3, "backoff": "fixed", "initial": "2s", "jitter": "0%"}}
@@ -279,8 +274,6 @@ def test_failure_is_logged_with_its_number_and_its_traceback(caplog: pytest.LogC
     told = line(caplog, attempt_of(JOB, number=7, failed_attempts=1), ERROR, Recorded(requeued=1))
     assert told == "failure 2 of 3, retrying in 2 s: ValueError: the order of ann@example.com"
     assert "ValueError: the order" in caplog.records[0].__dict__["trace"]
-    later = line(caplog, attempt_of(JOB), from_exception(RetryAfter(timedelta(minutes=10))), Recorded(requeued=1))
-    assert later.startswith("failure 1 of 3, retrying in 600 s: ")
 
 
 def test_log_without_errors_has_no_text_of_a_handler(caplog: pytest.LogCaptureFixture) -> None:
@@ -291,24 +284,27 @@ def test_log_without_errors_has_no_text_of_a_handler(caplog: pytest.LogCaptureFi
         assert "ann@example.com" not in str(caplog.records[0].__dict__)
 
 
-def test_superseded_end_promises_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    told = line(caplog, attempt_of(JOB), ERROR, Recorded(superseded={RUN}))
-    assert told.startswith("ignored the report of a superseded attempt: ValueError: ")
-    assert (
-        line(caplog, attempt_of(JOB), RELEASED, Recorded(superseded={RUN}))
-        == "ignored the report of a superseded attempt"
-    )
+IGNORED = "ignored the report of a superseded attempt"
+RETRIED = Recorded(requeued=1)
 
 
-def test_end_that_is_tried_again_is_not_logged_yet(caplog: pytest.LogCaptureFixture) -> None:
-    assert line(caplog, attempt_of(JOB), ERROR, Recorded(busy={RUN})) == ""
-
-
-def test_failures_and_releases_alone_are_logged_by_default(caplog: pytest.LogCaptureFixture) -> None:
-    attempt, cancelled = attempt_of(JOB), Outcome(AttemptOutcome.CANCELLED)
-    assert line(caplog, attempt, succeeded(None), Recorded()) == ""
-    assert line(caplog, attempt, cancelled, Recorded()) == ""
-    assert line(caplog, attempt, RELEASED, Recorded(requeued=1)) == "released"
+@pytest.mark.parametrize(
+    ("outcome", "recorded", "said"),
+    [
+        (from_exception(RetryAfter(timedelta(minutes=10))), RETRIED, "failure 1 of 3, retrying in 600 s: .*"),
+        (ERROR, Recorded(superseded={RUN}), f"{IGNORED}: ValueError: .*"),
+        (RELEASED, Recorded(superseded={RUN}), IGNORED),
+        (ERROR, Recorded(busy={RUN}), ""),  # it is tried again
+        (succeeded(None), Recorded(), ""),
+        (Outcome(AttemptOutcome.CANCELLED), Recorded(), ""),
+        (RELEASED, RETRIED, "released"),
+    ],
+    ids=["retry after", "superseded", "superseded release", "busy", "success", "cancel", "release"],
+)
+def test_failures_and_releases_are_logged_as_they_were_recorded(
+    caplog: pytest.LogCaptureFixture, outcome: Outcome, recorded: Recorded, said: str
+) -> None:
+    assert re.fullmatch(said, line(caplog, attempt_of(JOB), outcome, recorded))
 
 
 def test_end_that_is_never_recorded_is_logged_when_its_executor_ends(caplog: pytest.LogCaptureFixture) -> None:

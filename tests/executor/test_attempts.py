@@ -31,8 +31,7 @@ SOON = {"max_attempts": 3, "initial": "10ms", "jitter": "0%"}
 @pytest.fixture(scope="module")
 def served(shared_database: Database, info: StackInfo) -> Iterator[Executing]:
     """One executor for all tests here."""
-    made = Executing(shared_database, info.kafka)
-    made.make_topics()
+    made = Executing(shared_database, info.kafka).with_topics()
     with made.running(http_allow_private=True):
         yield made
 

@@ -8,7 +8,9 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from tests.executor.chunk_handlers import CALLS, MOST, Calls, handlers
+from tests.executor import chunk_handlers
+from tests.executor.chunk_handlers import CALLS, MOST, Calls
+from tests.executor.handlers import handlers
 from tests.executor.own_transactions import MAKE_EFFECTS, effects
 from tests.executor.running import Executing
 from tests.fixtures.acts import about, submission
@@ -57,7 +59,7 @@ def chunked(executing: Executing, calls: Calls) -> Chunked:
 
 
 def running(chunked: Chunked, **settings: object) -> Any:  # noqa: ANN401
-    return chunked.executing.running(known=handlers(), **settings)
+    return chunked.executing.running(known=handlers(chunk_handlers), **settings)
 
 
 @BOTH

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Consumer, Message
 
 from tests.executor.handlers import handlers
-from tests.executor.running import Executing, hold_row
+from tests.executor.running import ENTER, Executing, hold_row
 from tests.fixtures.acts import EXECUTOR
 from tests.fixtures.database import Database
 from tests.transitions.stepping import in_background
@@ -19,7 +19,6 @@ from tidewheel.executor.claim import Claimer, LeaseLost
 from tidewheel.executor.lease import Lease
 from tidewheel.executor.message_check import MessageCheck
 from tidewheel.executor.run_messages import BatchClaimer, ClaimedRun
-from tidewheel.local.stack import StackInfo
 from tidewheel.message_signatures import MessageKeys
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import KEPT_PLANS, UNIFORM, Session, connect
@@ -30,10 +29,6 @@ from tidewheel.transitions.requeue import Requeue, requeue_runs
 
 SQL = Statements("tidewheel.executor")
 
-ENTER = (
-    "INSERT INTO executors (executor_id, name, queues, handlers, slots, last_heartbeat_at, started_at)"
-    " VALUES (%s, 'mine', '{default}', '{}', 1, now(), now())"
-)
 REFUSE_ACTIVE_RUNS = """
 CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN RAISE EXCEPTION 'refused' USING ERRCODE = '22023'; END $$;
@@ -65,6 +60,13 @@ def claimer(database: Database, told: list[str] | None = None, *, silent: bool =
 
 
 @pytest.fixture
+def database(database: Database) -> Database:
+    """A database that the executor of these claims has executing."""
+    database.execute(ENTER, [EXECUTOR])
+    return database
+
+
+@pytest.fixture
 def run_id(database: Database) -> UUID:
     database.submit()
     return database.trigger()
@@ -72,7 +74,6 @@ def run_id(database: Database) -> UUID:
 
 def test_silent_executor_beats_before_it_claims(database: Database, run_id: UUID) -> None:
     """Otherwise it would release its claims at once, repeatedly, until its heartbeat succeeds."""
-    database.execute(ENTER, [EXECUTOR])
     told: list[str] = []
     with pytest.raises(Unavailable, match="heartbeat is overdue"):
         claimer(database, told, silent=True).claim([database.requested_claim(run_id)], source="message")
@@ -83,6 +84,7 @@ def test_silent_executor_beats_before_it_claims(database: Database, run_id: UUID
 def test_nothing_is_claimed_without_a_lease(database: Database, run_id: UUID) -> None:
     told: list[str] = []
     claiming = claimer(database, told)
+    database.execute("DELETE FROM executors")
     with pytest.raises(LeaseLost):
         claiming.claim([database.requested_claim(run_id)], source="message")
     assert told == ["lease lost"]
@@ -93,7 +95,6 @@ def test_nothing_is_claimed_without_a_lease(database: Database, run_id: UUID) ->
 
 def test_claim_that_signals_notifies_executors(database: Database) -> None:
     database.submit(overlap="skip")
-    database.execute(ENTER, [EXECUTOR])
     told: list[str] = []
     claiming = claimer(database, told)
     claiming.claim([database.requested_claim(database.trigger())], source="message")
@@ -109,7 +110,6 @@ def test_claim_that_signals_notifies_executors(database: Database) -> None:
 def test_run_that_cannot_be_read_keeps_no_other_from_being_claimed(
     database: Database, caplog: pytest.LogCaptureFixture, overlap: Overlap
 ) -> None:
-    database.execute(ENTER, [EXECUTOR])
     for key in ("first", "damaged", "last"):
         database.submit(key, overlap=overlap)
     first, damaged, last = (database.trigger(key) for key in ("first", "damaged", "last"))
@@ -124,7 +124,6 @@ def test_run_that_cannot_be_read_keeps_no_other_from_being_claimed(
 
 
 def test_key_whose_limit_cannot_be_used_keeps_no_other_from_starting(database: Database) -> None:
-    database.execute(ENTER, [EXECUTOR])
     for key in ("damaged", "whole"):
         database.submit(key, concurrency_key={"key": key, "rate": "1/s"})
     damaged, whole = database.trigger("damaged"), database.trigger("whole")
@@ -138,7 +137,6 @@ def test_error_of_no_run_leaves_no_run_out(database: Database, run_id: UUID, mon
     def fail(*_: object, **__: object) -> None:
         raise MemoryError
 
-    database.execute(ENTER, [EXECUTOR])
     monkeypatch.setattr(claim, "claim_uniform", fail)
     claiming = claimer(database)
     with pytest.raises(MemoryError):
@@ -153,7 +151,6 @@ def test_runs_that_all_fail_alike_are_left_to_their_messages(
         message = "none of a row"
         raise ValueError(message)
 
-    database.execute(ENTER, [EXECUTOR])
     claims = [database.requested_claim(run) for run in (run_id, *(database.trigger() for _ in range(4)))]
     for name in ("claim_uniform", "claim_runs"):
         monkeypatch.setattr(claim, name, fail)
@@ -164,7 +161,6 @@ def test_runs_that_all_fail_alike_are_left_to_their_messages(
 
 
 def test_run_that_one_by_one_claims_have_replaced_does_not_start(database: Database) -> None:
-    database.execute(ENTER, [EXECUTOR])
     database.submit("damaged")
     database.submit("replaced", overlap=Overlap.TERMINATE_OTHER)
     damaged, *others = [database.trigger(key) for key in ("damaged", "replaced", "replaced")]
@@ -177,7 +173,6 @@ def test_run_that_one_by_one_claims_have_replaced_does_not_start(database: Datab
 
 
 def test_run_without_a_key_starts_before_a_claim_waits_for_a_hot_key(database: Database) -> None:
-    database.execute(ENTER, [EXECUTOR])
     database.submit()
     database.submit("limited", concurrency_key={"key": "hot", "at_once": 9})
     claims = [database.requested_claim(database.trigger("limited"))._replace(keyed=True) for _ in range(2)]
@@ -192,7 +187,6 @@ def test_run_without_a_key_starts_before_a_claim_waits_for_a_hot_key(database: D
 
 
 def test_run_with_a_key_is_claimed_beside_others_and_tried_once(database: Database) -> None:
-    database.execute(ENTER, [EXECUTOR])
     database.submit()
     database.submit("limited", concurrency_key="acme")
     free, first, second = database.trigger(), database.trigger("limited"), database.trigger("limited")
@@ -206,7 +200,6 @@ def test_run_with_a_key_is_claimed_beside_others_and_tried_once(database: Databa
 
 def test_locked_active_run_is_tried_once_more_then_left_to_the_sweep(database: Database) -> None:
     database.submit(overlap="skip")
-    database.execute(ENTER, [EXECUTOR])
     claiming = claimer(database)
     [first] = claiming.claim([database.requested_claim(database.trigger())], source="message").started
     second = database.requested_claim(database.trigger(overlap="terminate_other"))
@@ -221,10 +214,10 @@ def test_locked_active_run_is_tried_once_more_then_left_to_the_sweep(database: D
 def test_runs_claimed_before_an_error_of_the_others_start(fresh_database: Database) -> None:
     """Runs that meet others are claimed after the rest, in a transaction of their own."""
     database = fresh_database
+    database.execute(ENTER, [EXECUTOR])
     database.execute(REFUSE_ACTIVE_RUNS)
     database.submit(overlap="skip")
     database.submit("free", overlap="allow_all")
-    database.execute(ENTER, [EXECUTOR])
     meeting = [database.requested_claim(database.trigger()) for _ in range(2)]
     free = database.requested_claim(database.trigger("free"))
     claimed = claimer(database).claim([*meeting, free], source="message")
@@ -243,7 +236,6 @@ CANCELLING: tuple[LiteralString, ...] = (
 @pytest.mark.parametrize("lock", CANCELLING)
 def test_no_claim_begins_while_a_cancellation_is_written(database: Database, lock: LiteralString) -> None:
     """A kept plan takes the lock too: the executor's sessions plan a claim once."""
-    database.execute(ENTER, [EXECUTOR])
     database.submit(overlap="allow_all")
     mine = Claimer(
         Session(database.url, "test", options=UNIFORM), database.installation, EXECUTOR, Shutdown(),
@@ -262,7 +254,6 @@ def test_no_claim_begins_while_a_cancellation_is_written(database: Database, loc
 
 
 def test_a_claim_locks_its_table_and_writes_nothing_for_it(database: Database) -> None:
-    database.execute(ENTER, [EXECUTOR])
     with connect(database.url, "test", options=KEPT_PLANS) as claiming:
         for _ in range(7):
             claiming.execute(SQL["lock_lease_for_claim"], {"executor_id": EXECUTOR}, prepare=True)
@@ -275,7 +266,6 @@ def test_a_claim_locks_its_table_and_writes_nothing_for_it(database: Database) -
 
 
 def test_claim_protects_the_lease_and_does_not_block_the_heartbeat(database: Database) -> None:
-    database.execute(ENTER, [EXECUTOR])
     claiming = database.connection()
     claiming.execute(SQL["lock_lease_for_claim"], {"executor_id": EXECUTOR})
     lease = {"executor_id": EXECUTOR, "heartbeat_count": 0}
@@ -323,10 +313,10 @@ def test_runs_claimed_under_a_lease_that_ended_do_not_start_with_those_read_back
 ) -> None:
     """The free run is claimed first; a reaper takes it while the claim of the others loses its COMMIT."""
     database = fresh_database
+    database.execute(ENTER, [EXECUTOR])
     database.execute(KILL_FIRST_COMMIT.replace("AFTER UPDATE ON job_runs", "AFTER INSERT ON active_runs"))
     database.submit(overlap="skip")
     database.submit("free", overlap="allow_all")
-    database.execute(ENTER, [EXECUTOR])
     meeting = [database.requested_claim(database.trigger()) for _ in range(2)]
     free = database.requested_claim(database.trigger("free"))
     first, second, read = Lease(math.inf), Lease(math.inf), list[Lease]()
@@ -356,24 +346,16 @@ def test_runs_claimed_under_a_lease_that_ended_do_not_start_with_those_read_back
 ONCE = {"delivery": "at_most_once"}
 
 
-@pytest.fixture
-def entered(database: Database, info: StackInfo) -> Executing:
-    made = Executing(database, info.kafka)
-    made.make_topics()
-    database.execute(ENTER, [EXECUTOR])
-    return made
-
-
 @pytest.mark.kafka
-def test_at_most_once_runs_are_never_overcommitted(entered: Executing) -> None:
+def test_at_most_once_runs_are_never_overcommitted(executing: Executing) -> None:
     """If the process died, it would be unknown whether a queued one had started."""
-    plain = {entered.trigger("acts.echo", number) for number in range(2)}
-    once = {entered.trigger("acts.echo", number, **ONCE) for number in range(3)}
+    plain = {executing.trigger("acts.echo", number) for number in range(2)}
+    once = {executing.trigger("acts.echo", number, **ONCE) for number in range(3)}
     for run_id in plain | once:
-        entered.publish(run_id)
-    messages = _read(entered, 5)
+        executing.publish(run_id)
+    messages = _read(executing, 5)
     begun: list[ClaimedRun] = []
-    claiming = _batch_claimer(entered, begun)
+    claiming = _batch_claimer(executing, begun)
     started, left = claiming.claim(claiming.decode(messages), real=1)
     assert (started, len(left)) == (3, 2)
     assert {one.run_id for one, _, _ in begun} > plain
@@ -383,18 +365,18 @@ def test_at_most_once_runs_are_never_overcommitted(entered: Executing) -> None:
 
 
 @pytest.mark.kafka
-def test_message_with_an_invalid_run_id_is_skipped(entered: Executing) -> None:
-    good = entered.trigger("acts.echo", 1)
+def test_message_with_an_invalid_run_id_is_skipped(executing: Executing) -> None:
+    good = executing.trigger("acts.echo", 1)
     for bad in ("f" * 36, "-" * 36, "", "no run"):
-        run_id = entered.trigger("acts.echo", 2)
-        value = entered.database.value("SELECT value FROM outbox WHERE key = %s", [str(run_id).encode()])
+        run_id = executing.trigger("acts.echo", 2)
+        value = executing.database.value("SELECT value FROM outbox WHERE key = %s", [str(run_id).encode()])
         damaged = value.replace(bytes([72]) + str(run_id).encode(), bytes([2 * len(bad)]) + bad.encode(), 1)
-        entered.database.execute("UPDATE outbox SET value = %s WHERE key = %s", [damaged, str(run_id).encode()])
-        entered.publish(run_id)
-    entered.publish(good)
+        executing.database.execute("UPDATE outbox SET value = %s WHERE key = %s", [damaged, str(run_id).encode()])
+        executing.publish(run_id)
+    executing.publish(good)
     begun: list[ClaimedRun] = []
-    claiming = _batch_claimer(entered, begun)
-    assert claiming.claim(claiming.decode(_read(entered, 5)), real=5) == (1, [])
+    claiming = _batch_claimer(executing, begun)
+    assert claiming.claim(claiming.decode(_read(executing, 5)), real=5) == (1, [])
     assert [one.run_id for one, _, _ in begun] == [good]
     claiming.close()
 

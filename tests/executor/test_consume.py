@@ -51,7 +51,7 @@ def executing(database: Database, info: StackInfo) -> Executing:
 
 def test_stale_message_does_not_replace_the_current_one(executing: Executing) -> None:
     """Both are in one batch, the stale one last, as a relay repeats a batch in which it was fenced."""
-    executing.make_topics()
+    executing.with_topics()
     run_id = executing.trigger("acts.echo", 1)
     key = str(run_id).encode()
     old = executing.database.value(A_MESSAGE, [key])
@@ -77,7 +77,7 @@ def test_queue_without_topics_leaves_the_group_protocol_to_the_others(info: Stac
 
 def test_full_executor_leaves_messages_to_the_sweep(executing: Executing, gate: str) -> None:
     """Its offset moves on without a claim; the first executor with a free slot claims the runs."""
-    executing.make_topics()
+    executing.with_topics()
     topic = executing.topics.runs("default", "standard")
     with executing.running(slots=1, sweep=timedelta(milliseconds=500)):
         held = executing.trigger("acts.wait", gate)
@@ -95,7 +95,7 @@ def test_full_executor_leaves_messages_to_the_sweep(executing: Executing, gate: 
 
 def test_failed_claim_is_retried_before_later_messages(executing: Executing) -> None:
     """Messages of both are held, in their order: no offset moves past those of the claim that failed."""
-    executing.make_topics()
+    executing.with_topics()
     runs = [executing.trigger("acts.echo", number) for number in range(20)]
     for run_id in runs:
         executing.publish(run_id)
@@ -123,7 +123,7 @@ def test_failed_claim_is_retried_before_later_messages(executing: Executing) -> 
 
 def test_outcomes_wait_no_longer_than_the_burst(executing: Executing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(completer, "_DEFER_SECONDS", 3600.0)
-    executing.make_topics()
+    executing.with_topics()
     with executing.running(slots=2, **NO_SWEEP):
         for _ in range(2):
             runs = [executing.trigger("acts.echo", number) for number in range(100)]
@@ -135,7 +135,7 @@ def test_failing_claims_back_off_and_are_logged_once(
     executing: Executing, info: StackInfo, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each error once, also where there is plenty, and a claim is under way while more is read."""
-    executing.make_topics()
+    executing.with_topics()
     runs = [executing.trigger("acts.echo", number) for number in range(20)]
     for run_id in runs:
         executing.publish(run_id)
@@ -204,7 +204,7 @@ def test_queue_is_swept_until_its_topics_exist(executing: Executing, protocol: s
 
 def test_group_protocol_may_change_between_releases(executing: Executing) -> None:
     """The offsets stay: what was claimed is not read again, what was not is."""
-    executing.make_topics()
+    executing.with_topics()
     for protocol in ("classic", "consumer", "classic"):
         waiting = executing.trigger("acts.echo", protocol)
         executing.publish(waiting)
@@ -218,7 +218,7 @@ def test_partitions_are_read_after_their_offsets_were_refused(
     executing: Executing, protocol: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A restarted broker refuses them for a moment."""
-    executing.make_topics()
+    executing.with_topics()
     with closing(StaleCoordinator(int(executing.kafka["bootstrap.servers"].rpartition(":")[2]))) as proxy:
         proxy.refusals = 1000
         executing.kafka = {**executing.kafka, "bootstrap.servers": f"127.0.0.1:{proxy.port}"}

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from tests.executor import parent_handlers
 from tests.executor.attempting import NOON, RUN
+from tests.executor.handlers import handlers
 from tests.executor.running import Executing
 from tests.fixtures.acts import EXECUTOR, submission
 from tests.fixtures.database import Database
@@ -283,8 +284,7 @@ GROWERS = ("flow.grow", "flow.grow-async", "flow.grow-isolated")
 def test_handlers_of_every_kind_read_their_parents_results_and_add_to_their_batch(
     database: Database, info: StackInfo
 ) -> None:
-    executing = Executing(database, info.kafka)
-    executing.make_topics()
+    executing = Executing(database, info.kafka).with_topics()
     parents = ["a", {"job": "large", "when": "always"}, {"job": "none", "when": "failure"}]
     database.apply_batch(
         submission("root", target="flow.give", payload=0),
@@ -296,7 +296,7 @@ def test_handlers_of_every_kind_read_their_parents_results_and_add_to_their_batc
         submission("leaf", target="flow.give", payload=1, overlap="allow_all"),
         *(submission(each, target=each, retry={"initial": "10ms", "max_attempts": 2}) for each in GROWERS),
     )
-    with executing.running(known=parent_handlers.handlers(), worker_processes=1):
+    with executing.running(known=handlers(parent_handlers), worker_processes=1):
         root = database.trigger("root")
         [reply] = database.apply_batch(
             {"type": "batch.submit", "runs": [{"ref": each, "key": each, "payload": each} for each in GROWERS]},

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.executor.test_claim import ENTER
+from tests.executor.running import ENTER
 from tests.executor.test_sweep import sweep_of
 from tests.fixtures.acts import EXECUTOR, HANDLER, submission
 from tests.fixtures.database import Database
@@ -119,10 +119,15 @@ def test_tenants_whose_runs_cannot_start_leave_their_turns_to_others(
     monkeypatch.setattr(due_tenants, "_DOUBTFUL", 0)
     parts, left_out = tenants.parts([("default", Lane.STANDARD, SLOTS)])
     assert ([part.tenant for part in parts], left_out) == (["default"], True)
-    remote = RemoteExecutors(burst.session(), burst.installation, notify=lambda _: None)
-    mine = remote.register("theirs", ["default"], [HANDLER], BURST * 2, lease=timedelta(seconds=15))
-    claimed = remote.claim(RemoteClaim(mine, 1, sweep=BURST * 2))
-    assert tenants_of(burst, [one.run_id for one in claimed.started]) == {"default": BURST, "c": 1}
+    started = claim_remotely(burst, BURST * 2)
+    assert tenants_of(burst, started) == {"default": BURST, "c": 1}
+
+
+def claim_remotely(database: Database, slots: int, handler: str = HANDLER) -> list[UUID]:
+    """Sweep as an executor over REST; return the runs that it gets."""
+    remote = RemoteExecutors(database.session(), database.installation, notify=lambda _: None)
+    mine = remote.register("theirs", ["default"], [handler], slots, lease=timedelta(seconds=15))
+    return [one.run_id for one in remote.claim(RemoteClaim(mine, 1, sweep=slots)).started]
 
 
 def test_run_of_a_lane_that_is_held_back_is_swept_after_a_quarter_of_a_second(burst: Database) -> None:
@@ -140,10 +145,8 @@ def test_run_of_a_lane_that_is_held_back_is_swept_after_a_quarter_of_a_second(bu
 
 
 def test_remote_executor_gets_a_run_of_each_tenant(burst: Database) -> None:
-    remote = RemoteExecutors(burst.session(), burst.installation, notify=lambda _: None)
-    mine = remote.register("theirs", ["default"], [HANDLER], SLOTS, lease=timedelta(seconds=15))
-    claimed = remote.claim(RemoteClaim(mine, 1, sweep=SLOTS))
-    found = tenants_of(burst, [one.run_id for one in claimed.started])
+    started = claim_remotely(burst, SLOTS)
+    found = tenants_of(burst, started)
     assert found == {"b": 1, "c": 1, "default": SLOTS - 2}
 
 
@@ -202,35 +205,23 @@ def test_remote_executor_gets_the_run_of_the_only_tenant_among_many_that_it_can_
         "UPDATE job_runs SET handler = %s WHERE run_id = (SELECT run_id FROM job_runs WHERE tenant = %s LIMIT 1)",
         [HANDLER, f"tenant-{TENANTS}"],
     )
-    remote = RemoteExecutors(many.session(), many.installation, notify=lambda _: None)
-    mine = remote.register("theirs", ["default"], [HANDLER], SLOTS, lease=timedelta(seconds=15))
-    claimed = remote.claim(RemoteClaim(mine, 1, sweep=SLOTS))
-    assert tenants_of(many, [one.run_id for one in claimed.started]) == {f"tenant-{TENANTS}": 1}
+    started = claim_remotely(many, SLOTS)
+    assert tenants_of(many, started) == {f"tenant-{TENANTS}": 1}
 
 
-def test_sweep_of_remote_executors_skips_cancelled_runs(database: Database) -> None:
+@pytest.mark.parametrize("locked", [False, True], ids=["by filter", "pending"])
+def test_sweep_of_remote_executors_skips_cancelled_runs(database: Database, *, locked: bool) -> None:
     """As the sweep of any executor does: a backlog of it would hide what is behind."""
-    remote = RemoteExecutors(database.session(), database.installation, notify=lambda _: None)
     database.submit("cancelled", target="a")
     database.submit("wanted", target="a")
-    for _ in range(2):
-        database.trigger("cancelled")
-    wanted = database.trigger("wanted")
-    database.apply_batch({"type": "runs.cancel", "key": "cancelled"})
+    cancelled, other, wanted = (database.trigger(key) for key in ("cancelled", "cancelled", "wanted"))
+    if locked:
+        database.apply_batch({"type": "run.cancel", "run_id": str(other)})
+        with database.transaction() as holding:
+            holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [cancelled])
+            database.apply_batch({"type": "run.cancel", "run_id": str(cancelled)})
+    else:
+        database.apply_batch({"type": "runs.cancel", "key": "cancelled"})
     database.execute("UPDATE job_runs SET publish_at = publish_at - interval '10 seconds'")
-    mine = remote.register("theirs", ["default"], ["a"], 1, lease=timedelta(seconds=15))
-    claimed = remote.claim(RemoteClaim(mine, 1, sweep=1))
-    assert [one.run_id for one in claimed.started] == [wanted]
-
-
-def test_sweep_of_remote_executors_skips_pending_cancels(database: Database) -> None:
-    remote = RemoteExecutors(database.session(), database.installation, notify=lambda _: None)
-    database.submit(target="a")
-    cancelled, wanted = database.trigger(), database.trigger()
-    with database.transaction() as holding:
-        holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [cancelled])
-        database.apply_batch({"type": "run.cancel", "run_id": str(cancelled)})
-    database.execute("UPDATE job_runs SET publish_at = publish_at - interval '10 seconds'")
-    mine = remote.register("theirs", ["default"], ["a"], 1, lease=timedelta(seconds=15))
-    claimed = remote.claim(RemoteClaim(mine, 1, sweep=1))
-    assert [one.run_id for one in claimed.started] == [wanted]
+    [started] = claim_remotely(database, 1, handler="a")
+    assert started == wanted

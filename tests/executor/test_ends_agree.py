@@ -15,10 +15,11 @@ from prometheus_client import REGISTRY
 
 from tests.control.api.answering import answering, enter
 from tests.control.explain.explaining import explanation_of
-from tests.executor.ending_handlers import ending_handlers
+from tests.executor import ending_handlers
 from tests.executor.ends import ENDS, STOPPED, End
+from tests.executor.handlers import handlers
 from tests.executor.http_target import Answer, HttpTarget, pretend_aws, serving
-from tests.executor.running import Executing
+from tests.executor.running import ENTER, Executing
 from tests.executor.test_attempt_output import Lines
 from tests.fixtures.database import Database, Template
 from tests.fixtures.services import until
@@ -79,8 +80,7 @@ def executing(
     """One executor for all cases but those that stop one."""
     del lines, server, topic
     database = Database(template.copy(), template.installation)
-    made = Executing(database, info.kafka)
-    made.make_topics()
+    made = Executing(database, info.kafka).with_topics()
     with serving_runs(made, "default"):
         yield made
     database.close()
@@ -88,7 +88,7 @@ def executing(
 
 def serving_runs(executing: Executing, queue: str) -> AbstractContextManager[None]:
     return executing.running(
-        known=ending_handlers(),
+        known=handlers(ending_handlers),
         queues=queue,
         targets="handler,http,kafka,lambda,shell",
         log_runs=True,
@@ -185,14 +185,11 @@ def lose(executing: Executing, run_id: UUID, end: End) -> None:
     """Let an executor own it that sends no heartbeat."""
     del end
     ghost = uuid4()
-    executing.database.execute(
-        "INSERT INTO executors (executor_id, name, queues, handlers, slots, lease, last_heartbeat_at, started_at)"
-        " VALUES (%s, 'ghost', '{}', '{}', 1, '100ms', now(), now())",
-        [ghost],
-    )
+    executing.database.execute(ENTER, [ghost])
+    executing.database.execute("UPDATE executors SET lease = '100ms' WHERE executor_id = %s", [ghost])
     executing.database.begin(run_id, ghost)
     quick = {"lease": timedelta(milliseconds=600)}
-    with executing.running(known=ending_handlers(), queues=STOPPED, log_runs=True, **quick):
+    with executing.running(known=handlers(ending_handlers), queues=STOPPED, log_runs=True, **quick):
         until(lambda: executing.state(run_id) in FINAL, "it ends")
 
 

@@ -10,9 +10,9 @@ from uuid import UUID
 import pytest
 from prometheus_client import REGISTRY
 
-from tests.executor import noisy_handlers
-from tests.executor.handlers import GATES
-from tests.executor.long_handlers import handlers
+from tests.executor import handlers as acts
+from tests.executor import long_handlers, noisy_handlers
+from tests.executor.handlers import GATES, handlers
 from tests.executor.running import Executing
 from tests.fixtures.database import Database
 from tests.fixtures.services import Fleet, until
@@ -20,7 +20,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.local.stack import StackInfo
 
 pytestmark = pytest.mark.kafka
-KNOWN: dict[str, Any] = {"known": handlers()}
+KNOWN: dict[str, Any] = {"known": handlers(acts, long_handlers)}
 SOON: dict[str, Any] = {"retry": {"max_attempts": 50, "backoff": "fixed", "initial": "10ms", "jitter": "0%"}}
 
 
@@ -34,8 +34,7 @@ def saved_progress(database: Database, run_id: UUID) -> tuple[object, object, in
 @pytest.fixture(scope="module")
 def served(shared_database: Database, info: StackInfo) -> Iterator[Executing]:
     """One executor for the tests that need no settings of their own."""
-    made = Executing(shared_database, info.kafka)
-    made.make_topics()
+    made = Executing(shared_database, info.kafka).with_topics()
     with made.running(**KNOWN):
         yield made
 
@@ -196,7 +195,7 @@ def beats(executing: Executing, run_id: UUID) -> int:
 def test_blocked_loop_is_reported_and_its_attempts_are_released(
     executing: Executing, gate: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    known = noisy_handlers.handlers()
+    known = handlers(noisy_handlers)
     stalls = sample("event_loop_stalls_total")
     with caplog.at_level(logging.INFO), executing.running(known=known, **STALL):
         blocking = executing.trigger("noisy.block", gate)
@@ -229,7 +228,7 @@ def test_blocked_loop_is_reported_and_its_attempts_are_released(
 
 def test_busy_loop_is_not_blocked(executing: Executing) -> None:
     stalls = sample("event_loop_stalls_total")
-    with executing.running(known=noisy_handlers.handlers(), stall_after=timedelta(seconds=30)):  # of a busy machine
+    with executing.running(known=handlers(noisy_handlers), stall_after=timedelta(seconds=30)):  # of a busy machine
         runs = [executing.trigger("noisy.silent", number) for number in range(50)]
         assert {executing.ended(run_id).state for run_id in runs} == {"succeeded"}
     assert sample("event_loop_stalls_total") == stalls

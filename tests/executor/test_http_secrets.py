@@ -8,13 +8,13 @@ from base64 import b64decode
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from hashlib import sha256
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer
 from pathlib import Path
 
 import pytest
 
 from tests.executor.attempting import RUN, attempt_of, run_attempt
-from tests.executor.http_target import Answer, HttpTarget, Received, answered, call, serving
+from tests.executor.http_target import Answer, HttpTarget, Quiet, Received, answered, call, serving
 from tests.fixtures.certificates import Authority
 from tidewheel.clock import SystemClock
 from tidewheel.errors import SettingsError
@@ -243,14 +243,11 @@ def test_unusable_file_is_missing_and_nothing_is_sent(
     assert target.received == []
 
 
-class _Ok(BaseHTTPRequestHandler):
+class _Ok(Quiet):
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"] or 0))
         self.send_response(204)
         self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        del format, args
 
 
 @pytest.fixture(scope="module")

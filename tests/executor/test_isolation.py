@@ -18,6 +18,7 @@ import pytest
 import tidewheel
 from tests.executor import isolated_handlers
 from tests.executor.attempting import NOON, RUN, attempt_of
+from tests.executor.handlers import handlers
 from tests.executor.running import Executing
 from tests.executor.test_run_queue import until_async
 from tests.executor.test_shell_runner import gone
@@ -35,7 +36,7 @@ from tidewheel.runs import AttemptOutcome
 
 pytestmark = pytest.mark.process
 
-HANDLERS = isolated_handlers.handlers()
+HANDLERS = handlers(isolated_handlers)
 ONCE = {"max_attempts": 1}
 
 
@@ -220,37 +221,18 @@ async def test_other_workers_continue_when_one_dies(tmp_path: Path) -> None:
     assert read_written(file) == "stopped True"
 
 
-async def test_heartbeats_and_previous_runs_use_the_pipe() -> None:
-    class Listening(Attempt):
-        """An attempt that records its heartbeats."""
-
-        def heartbeat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
-            beats.append((progress, checkpoint))
-
-        def previous(self) -> Previous:
-            return Previous(NOON, {"sum": 3}, NOON)
-
-    beats: list[tuple[bytes | None, bytes | None]] = []
-    plain = attempt("beat")
-    listening = Listening(plain.started, plain.request, plain.definition, plain.on_report, plain.on_release)
-    async with runner() as made:
-        found = await made.run(listening)
-    assert json.loads(found.result or b"") == [{"sum": 3}, NOON.isoformat()]
-    assert beats == [(b'{"done":1}', b'{"next":2}')]
-
-
-async def test_leftover_tasks_do_not_act_for_the_next_attempt() -> None:
+async def test_heartbeats_and_previous_runs_use_the_pipe_and_leftover_tasks_do_not_act_for_the_next_attempt() -> None:
     class Listening(Attempt):
         """An attempt that records its heartbeats with its number."""
 
         def heartbeat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
-            beats.append((self.started.attempt, checkpoint))
+            beats.append((self.started.attempt, progress, checkpoint))
 
         def previous(self) -> Previous:
             gate.wait(10)
-            return Previous(result=self.started.attempt)
+            return Previous(NOON, self.started.attempt, NOON)
 
-    beats: list[tuple[int, bytes | None]] = []
+    beats: list[tuple[int, bytes | None, bytes | None]] = []
     gate = threading.Event()
 
     def listening(handler: str, number: int) -> Listening:
@@ -260,9 +242,10 @@ async def test_leftover_tasks_do_not_act_for_the_next_attempt() -> None:
     async with runner() as made:
         assert (await made.run(listening("leave", 1))).kind is AttemptOutcome.SUCCEEDED
         gate.set()
-        found = await made.run(listening("ask", 2))
-    assert found.result == b"2"
-    assert set(beats) == {(1, b"1")}
+        asked, beaten = await made.run(listening("ask", 2)), await made.run(listening("beat", 3))
+    assert asked.result == b"2"
+    assert json.loads(beaten.result or b"") == [3, NOON.isoformat()]
+    assert {*beats} == {(1, b'"left"', b"1"), (3, b'{"done":1}', b'{"next":2}')}
 
 
 async def test_run_that_lost_two_executors_runs_isolated() -> None:

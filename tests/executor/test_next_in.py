@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 from tests.executor import next_handlers
+from tests.executor.handlers import handlers
 from tests.executor.running import Executing
 from tests.scheduler.firing import fire_due
 from tidewheel.executor.isolation.pool import DIED
@@ -25,7 +26,7 @@ def test_next_interval_is_what_a_handler_has_set(executing: Executing) -> None:
         database.submit(key, target=key, payload=payload, schedule=SCHEDULE, retry={"max_attempts": 1}, **limit)
     fire_due(database)
     runs = {run.run_id for run in database.job_runs()}
-    with executing.running(known=next_handlers.handlers(), worker_processes=1):
+    with executing.running(known=handlers(next_handlers), worker_processes=1):
         ended = [executing.ended(run) for run in runs]
     assert {each.error_type for each in ended} == {None, "Permanent", DIED, "timeout_start_to_close"}
     database.within(apply_deferred_effects, database.installation)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.executor.running import hold_row
+from tests.executor.running import ENTER, hold_row
 from tests.fixtures.database import Database
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.executor.reaper import Reaper, Watch
@@ -16,22 +16,6 @@ from tidewheel.transitions.requeue import Wait, wait_runs
 
 LEASE = timedelta(seconds=15)
 A, B = UUID(int=1), UUID(int=2)
-
-
-def silent(*looks: tuple[float, dict[UUID, int]], start: object = "s") -> list[list[UUID]]:
-    watch = Watch(LEASE)
-    return [[executor for executor, _ in watch.observe(counters, start, now)] for now, counters in looks]
-
-
-def each_second(seconds: int, counters: dict[UUID, int]) -> list[tuple[float, dict[UUID, int]]]:
-    return [(float(second), dict(counters)) for second in range(seconds)]
-
-
-def test_changed_counter_restarts_the_lease() -> None:
-    looks = [(float(second), {A: second // 10, B: 0}) for second in range(30)]
-    found = silent(*looks)
-    assert not any(A in each for each in found)
-    assert [B in each for each in found] == [second >= 15 for second in range(30)]
 
 
 def test_database_restart_ends_no_lease() -> None:
@@ -44,11 +28,6 @@ def test_database_restart_ends_no_lease() -> None:
     assert watch.observe({A: 5}, "after", 21.0) == [(A, 5)]  # 14 s before, 1 s after
 
 
-def test_suspended_reaper_counts_no_gap() -> None:
-    found = silent(*each_second(14, {A: 5}), *((float(now), {A: 5}) for now in range(20, 28)))
-    assert found == [[]] * 21 + [[A]]  # 13 s before the gap, two after five of grace
-
-
 def test_database_outage_counts_for_no_lease() -> None:
     watch = Watch(LEASE)
     for now in range(15):
@@ -59,16 +38,23 @@ def test_database_outage_counts_for_no_lease() -> None:
     assert watch.observe({A: 5}, "s", 106.0) == [(A, 5)]
 
 
-def test_silence_that_was_seen_before_a_break_ends_no_lease_during_the_grace() -> None:
-    found = silent(*each_second(17, {A: 5}), *((float(now), {A: 5}) for now in range(20, 26)))
-    assert found[17:] == [[]] * 5 + [[A]]
+def at(*seconds: float, of: UUID = A, counter: int = 5) -> list[tuple[float, dict[UUID, int]]]:
+    return [(second, {of: counter}) for second in seconds]
 
 
-def test_returning_executor_starts_a_new_lease() -> None:
-    found = silent(
-        *each_second(10, {A: 5}), *((float(n), {B: 1}) for n in (10, 11)), *((float(n), {A: 5}) for n in (12, 16))
-    )
-    assert found == [[]] * 14
+@pytest.mark.parametrize(
+    ("looks", "found"),
+    [
+        # 13 s before the gap, two after five of grace.
+        ([*at(*range(14)), *at(*range(20, 28))], [[]] * 21 + [[A]]),
+        ([*at(*range(17)), *at(*range(20, 26))], [[]] * 15 + [[A]] * 2 + [[]] * 5 + [[A]]),
+        ([*at(*range(10)), *at(10, 11, of=B, counter=1), *at(12, 16)], [[]] * 14),
+    ],
+    ids=["suspended reaper", "silence before a break", "executor that returns"],
+)
+def test_gap_counts_for_no_lease(looks: list[tuple[float, dict[UUID, int]]], found: list[list[UUID]]) -> None:
+    watch = Watch(LEASE)
+    assert [[executor for executor, _ in watch.observe(counters, "s", now)] for now, counters in looks] == found
 
 
 Outages = list[tuple[float, float]]
@@ -139,11 +125,7 @@ def test_outage_each_quarter_of_a_minute_delays_a_reap_to_two_leases() -> None:
 @pytest.fixture
 def ghost(database: Database) -> UUID:
     executor_id = uuid4()
-    database.execute(
-        "INSERT INTO executors (executor_id, name, queues, handlers, slots, last_heartbeat_at, started_at)"
-        " VALUES (%s, 'ghost', '{default}', '{}', 1, now(), now())",
-        [executor_id],
-    )
+    database.execute(ENTER, [executor_id])
     database.submit(payload="job")
     return executor_id
 

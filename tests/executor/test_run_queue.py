@@ -24,7 +24,7 @@ from tidewheel.schemas.generated.records import TargetKind
 BRIEF: dict[str, Any] = {"target": "brief"}
 SEEN: ContextVar[int | None] = ContextVar("seen", default=None)
 
-Does = Callable[[Attempt], Coroutine[object, object, Outcome]]
+Does = Callable[[Attempt], Coroutine[object, object, None]]
 
 
 @dataclass
@@ -48,12 +48,17 @@ async def until_async(condition: Callable[[], object], what: str) -> None:
     await asyncio.to_thread(until, condition, what)
 
 
+async def nothing(attempt: Attempt) -> None:
+    """Succeed at once."""
+
+
 class Runner:
     def __init__(self, does: Does) -> None:
         self._does = does
 
     async def run(self, attempt: Attempt) -> Outcome:
-        return await self._does(attempt)
+        await self._does(attempt)
+        return succeeded(None)
 
     async def close(self) -> None:
         """Nothing is held."""
@@ -109,11 +114,10 @@ async def test_attempts_that_never_wait_share_a_task_and_no_context() -> None:
     tasks: list[object] = []
     seen: list[int | None] = []
 
-    async def does(attempt: Attempt) -> Outcome:
+    async def does(attempt: Attempt) -> None:
         tasks.append(asyncio.current_task())
         seen.append(SEEN.get())
         SEEN.set(attempt.started.attempt)
-        return succeeded(None)
 
     running = Running(does)
     attempts = running.attempts(5)
@@ -130,7 +134,7 @@ async def test_waiting_attempt_keeps_its_task_and_others_continue() -> None:
     tasks: dict[int, list[object]] = {}
     gate = asyncio.Event()
 
-    async def does(attempt: Attempt) -> Outcome:
+    async def does(attempt: Attempt) -> None:
         number = attempt.started.attempt
         tasks[number] = [asyncio.current_task()]
         SEEN.set(number)
@@ -139,7 +143,6 @@ async def test_waiting_attempt_keeps_its_task_and_others_continue() -> None:
                 await gate.wait()
         tasks[number].append(asyncio.current_task())
         assert SEEN.get() == number
-        return succeeded(None)
 
     running = Running(does)
     running.line.add(running.attempts(4))
@@ -156,11 +159,10 @@ async def test_waiting_attempt_keeps_its_task_and_others_continue() -> None:
 
 
 async def test_asyncio_timeout_hits_the_handler_that_set_it() -> None:
-    async def does(attempt: Attempt) -> Outcome:
+    async def does(attempt: Attempt) -> None:
         if attempt.started.attempt == 2:
             async with asyncio.timeout(0.01):
                 await asyncio.Event().wait()
-        return succeeded(None)
 
     running = Running(does)
     await running.run(3)
@@ -168,16 +170,15 @@ async def test_asyncio_timeout_hits_the_handler_that_set_it() -> None:
 
 
 async def test_self_cancellation_does_not_reach_the_next_handler() -> None:
-    async def does(attempt: Attempt) -> Outcome:
+    async def does(attempt: Attempt) -> None:
         task = asyncio.current_task()
         assert task is not None
         if attempt.started.attempt > 1:
             await asyncio.sleep(0)
-            return succeeded(None)
+            return
         task.cancel()
         if taken_back:
             task.uncancel()
-        return succeeded(None)
 
     for taken_back in (False, True):
         running = Running(does)
@@ -185,25 +186,13 @@ async def test_self_cancellation_does_not_reach_the_next_handler() -> None:
         assert set(running.outcomes.values()) == {succeeded(None)}, taken_back
 
 
-async def test_start_to_close_counts_from_the_attempts_start() -> None:
-    async def does(attempt: Attempt) -> Outcome:
-        del attempt
-        await asyncio.Event().wait()
-        return succeeded(None)
-
-    running = Running(does)
-    await running.run(2, start_to_close="50ms")
-    assert {outcome.timeout for outcome in running.outcomes.values()} == {"start_to_close"}
-
-
 async def test_handler_that_waited_once_gets_its_own_tasks() -> None:
     tasks: list[object] = []
 
-    async def does(attempt: Attempt) -> Outcome:
+    async def does(attempt: Attempt) -> None:
         tasks.append(asyncio.current_task())
         if attempt.started.attempt == 1:
             await asyncio.sleep(0)
-        return succeeded(None)
 
     running = Running(does)
     await running.run(1)
@@ -215,10 +204,9 @@ async def test_starts_are_bounded_by_slots_and_the_rest_is_released() -> None:
     begun: list[int] = []
     gate = asyncio.Event()
 
-    async def does(attempt: Attempt) -> Outcome:
+    async def does(attempt: Attempt) -> None:
         begun.append(attempt.started.attempt)
         await gate.wait()
-        return succeeded(None)
 
     running = Running(does, slots=3)
     running.slots.set_overcommit(7)
@@ -231,32 +219,11 @@ async def test_starts_are_bounded_by_slots_and_the_rest_is_released() -> None:
     assert running.slots.free(Lane.CRITICAL) == 3
 
 
-async def test_free_slot_goes_to_the_next_in_the_queue() -> None:
-    gates: dict[int, asyncio.Event] = {}
-
-    async def does(attempt: Attempt) -> Outcome:
-        gate = gates[attempt.started.attempt] = asyncio.Event()
-        await gate.wait()
-        return succeeded(None)
-
-    running = Running(does, slots=1)
-    running.slots.set_overcommit(1)
-    running.line.add(running.attempts(2))
-    await until_async(lambda: 1 in gates, "the first has begun")
-    gates[1].set()
-    await until_async(lambda: 2 in gates or 2 in running.outcomes, "the second is next")
-    if 2 in gates:  # or this machine was so slow that it has gone back
-        gates[2].set()
-        await running.all_ended(2)
-        assert set(running.outcomes.values()) == {succeeded(None)}
-
-
 async def test_the_critical_lane_goes_first() -> None:
     order: list[str] = []
 
-    async def does(attempt: Attempt) -> Outcome:
+    async def does(attempt: Attempt) -> None:
         order.append(attempt.definition.lane)
-        return succeeded(None)
 
     running = Running(does, slots=20)
     running.line.add([*running.attempts(3), *running.attempts(2, lane="critical")])
@@ -266,10 +233,9 @@ async def test_the_critical_lane_goes_first() -> None:
 
 @pytest.mark.parametrize("waits", [False, True])
 async def test_overcommit_needs_that_no_attempt_waits(waits: bool) -> None:  # noqa: FBT001
-    async def does(attempt: Attempt) -> Outcome:
+    async def does(attempt: Attempt) -> None:
         if waits and attempt.started.attempt == 2:
             await asyncio.sleep(0)
-        return succeeded(None)
 
     running = Running(does, slots=5)
     assert running.slots.free_overcommit(Lane.STANDARD) == 5
@@ -279,10 +245,8 @@ async def test_overcommit_needs_that_no_attempt_waits(waits: bool) -> None:  # n
 
 
 async def test_drain_yields_to_the_event_loop(clock: Clock) -> None:
-    async def does(attempt: Attempt) -> Outcome:
-        del attempt
+    async def does(attempt: Attempt) -> None:
         clock.busy_for(0.002)
-        return succeeded(None)
 
     running = Running(does, slots=60)
     running.line.add(running.attempts(50))
@@ -296,12 +260,11 @@ async def test_drain_yields_to_the_event_loop(clock: Clock) -> None:
 async def test_contexts_do_not_leak_after_a_wait() -> None:
     seen: list[int | None] = []
 
-    async def does(attempt: Attempt) -> Outcome:
+    async def does(attempt: Attempt) -> None:
         seen.append(SEEN.get())
         SEEN.set(attempt.started.attempt)
         if attempt.started.attempt == 1:
             await asyncio.sleep(0.01)
-        return succeeded(None)
 
     running = Running(does, slots=1)
     running.line.add(running.attempts(1, target="apart"))  # in a task of its own from the start
@@ -313,10 +276,9 @@ async def test_contexts_do_not_leak_after_a_wait() -> None:
 async def test_full_lane_is_not_overcommitted() -> None:
     gate = asyncio.Event()
 
-    async def does(attempt: Attempt) -> Outcome:
+    async def does(attempt: Attempt) -> None:
         if attempt.definition.lane is records.Lane.STANDARD:
             await gate.wait()
-        return succeeded(None)
 
     running = Running(does, slots=20)
     waiting = running.attempts(18, target="apart")
@@ -333,10 +295,8 @@ async def test_full_lane_is_not_overcommitted() -> None:
 async def test_existing_slots_stay_with_their_attempts() -> None:
     gate = asyncio.Event()
 
-    async def does(attempt: Attempt) -> Outcome:
-        del attempt
+    async def does(attempt: Attempt) -> None:
         await gate.wait()
-        return succeeded(None)
 
     running = Running(does, slots=20)
     running.line.add(running.attempts(16))
@@ -353,10 +313,9 @@ async def test_existing_slots_stay_with_their_attempts() -> None:
 
 
 async def test_late_overcommitted_attempts_are_released(clock: Clock) -> None:
-    async def does(attempt: Attempt) -> Outcome:
+    async def does(attempt: Attempt) -> None:
         if attempt.started.attempt > 1:
             clock.busy_for(0.03)
-        return succeeded(None)
 
     running = Running(does, slots=20)
     running.line.add(running.attempts(1))
@@ -367,9 +326,8 @@ async def test_late_overcommitted_attempts_are_released(clock: Clock) -> None:
 
 
 async def test_pause_of_the_process_releases_nothing(clock: Clock) -> None:
-    async def does(attempt: Attempt) -> Outcome:
+    async def does(attempt: Attempt) -> None:
         clock.busy_for(0.4 if attempt.started.attempt == 2 else 0.0005)
-        return succeeded(None)
 
     running = Running(does, slots=100)
     running.line.add(running.attempts(1))
@@ -379,9 +337,8 @@ async def test_pause_of_the_process_releases_nothing(clock: Clock) -> None:
 
 
 def test_busy_processor_lowers_the_overcommit(clock: Clock) -> None:
-    async def does(attempt: Attempt) -> Outcome:
+    async def does(attempt: Attempt) -> None:
         clock.busy_for(0.0001)
-        return succeeded(None)
 
     async def ahead(others: float) -> int:
         running = Running(does, slots=100)
@@ -401,21 +358,13 @@ def test_busy_processor_lowers_the_overcommit(clock: Clock) -> None:
 
 async def test_overcommit_grows_by_steps(clock: Clock) -> None:
     """Each step is twice the one before; one that counted as no change kept it at the first for ever."""
-
-    async def never_waits(attempt: Attempt) -> Outcome:
-        return succeeded(None)
-
-    running, seen = Running(never_waits), list[int]()
+    running, seen = Running(nothing), list[int]()
     for round_ in range(1, 5):
         free = running.slots.free_overcommit(Lane.STANDARD)
         seen.append(free)
         await running.run(free)
         await until_async(lambda free=free: running.slots.free_overcommit(Lane.STANDARD) > free, f"more in {round_}")
     assert seen == [9, 29, 49, 89]
-
-
-async def nothing(attempt: Attempt) -> Outcome:
-    return succeeded(None)
 
 
 async def test_claim_under_way_starts_no_chunk_early() -> None:
@@ -433,9 +382,8 @@ async def test_claim_under_way_starts_no_chunk_early() -> None:
 async def test_stopping_queue_starts_chunks_that_are_gathered_later() -> None:
     gate = asyncio.Event()
 
-    async def does(attempt: Attempt) -> Outcome:
+    async def does(attempt: Attempt) -> None:
         await gate.wait()
-        return succeeded(None)
 
     running = Running(does, slots=1)
     running.line.add(running.attempts(1))

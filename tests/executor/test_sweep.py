@@ -12,8 +12,8 @@ from confluent_kafka import Producer
 
 import tidewheel
 from tests.executor.handlers import GATES, Gate
-from tests.executor.running import Executing
-from tests.executor.test_claim import ENTER, claimer
+from tests.executor.running import ENTER, Executing
+from tests.executor.test_claim import claimer
 from tests.fixtures.acts import EXECUTOR, HANDLER, submission
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
@@ -294,9 +294,7 @@ async def other(context: tidewheel.Context, payload: str) -> None:
 
 @pytest.fixture
 def loaded(fresh_database: Database, info: StackInfo) -> Executing:
-    made = Executing(fresh_database, info.kafka)
-    made.make_topics()
-    return made
+    return Executing(fresh_database, info.kafka).with_topics()
 
 
 @pytest.mark.slow

@@ -312,8 +312,7 @@ def test_at_most_once_run_released_during_the_load_may_start_again(
         return real(settings, installation, store)
 
     monkeypatch.setattr(http, "http_runner", slow)
-    executing = Executing(database, info.kafka)
-    executing.make_topics()
+    executing = Executing(database, info.kafka).with_topics()
     with serving() as target:
         with executing.running(drain_timeout=timedelta(0), http_allow_private=True):
             run_id = executing.trigger({"type": "http", "url": target.url()}, delivery="at_most_once")

@@ -17,7 +17,8 @@ import pytest
 from psycopg import sql
 from pydantic import SecretStr
 
-from tests.executor.test_claim import ENTER, claimer
+from tests.executor.running import ENTER
+from tests.executor.test_claim import claimer
 from tests.faults.backed_up_server import backed_up_server
 from tests.fixtures.acts import EXECUTOR
 from tests.fixtures.database import Database
