@@ -7,8 +7,8 @@ import pytest
 
 from tests.fixtures.acts import about, refusal
 from tests.fixtures.database import ClockedDatabase, Database
-from tests.scheduler.firing import fire_due
-from tests.scheduler.test_firing import instants, skips
+from tests.scheduler.firing import fire_due, instants
+from tests.scheduler.test_firing import spans
 from tidewheel.audit import process_user
 from tidewheel.runs import AttemptOutcome
 from tidewheel.schemas.generated.records import Reply
@@ -44,7 +44,7 @@ def test_repeated_pause_and_resume_are_idempotent(ticking: ClockedDatabase) -> N
     ticking.advance(3 * SECOND)
     assert [resume(ticking).unchanged, resume(ticking).unchanged] == [False, True]
     assert [event.type.split(".")[3] for event in ticking.lifecycle()].count("paused") == 1
-    assert len(skips(ticking)) == 1
+    assert len(spans(ticking)) == 1
 
 
 def test_pause_retracts_runs_ahead_and_resume_creates_them_again(ticking: ClockedDatabase) -> None:
@@ -58,7 +58,7 @@ def test_pause_retracts_runs_ahead_and_resume_creates_them_again(ticking: Clocke
     fire_due(ticking, lookahead=AHEAD)
     # The same occurrences under the same ids: nothing was lost, and nothing can run twice.
     assert {run.run_id for run in ticking.job_runs()} == before
-    assert skips(ticking) == []
+    assert spans(ticking) == []
 
 
 def test_runs_due_before_a_pause_run_and_later_ones_do_not(ticking: ClockedDatabase) -> None:
@@ -74,7 +74,7 @@ def test_pause_applies_overdue_occurrences(ticking: ClockedDatabase) -> None:
     ticking.advance(3 * SECOND)
     pause(ticking)
     assert instants(ticking) == [1, 2, 3]
-    assert skips(ticking) == []
+    assert spans(ticking) == []
 
 
 def test_occurrences_of_a_pause_are_skipped_as_one_recorded_span(ticking: ClockedDatabase) -> None:
@@ -83,7 +83,7 @@ def test_occurrences_of_a_pause_are_skipped_as_one_recorded_span(ticking: Clocke
     pause(ticking)
     ticking.advance(100 * SECOND)
     reply = resume(ticking)
-    assert skips(ticking) == [("paused", 3, 102, 100, True)]
+    assert spans(ticking) == [("paused", 3, 102, 100, True)]
     assert reply.next_run_at == ticking.now() + SECOND
     ticking.advance(SECOND)
     fire_due(ticking)
@@ -177,4 +177,4 @@ def test_edit_with_the_same_schedule_keeps_the_pause_for_on_resume(still: Clocke
     while fire_due(still):
         pass
     assert instants(still) == [1, 2, 3, 4, 5]
-    assert skips(still) == []
+    assert spans(still) == []

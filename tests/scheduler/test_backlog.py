@@ -18,7 +18,7 @@ from psycopg import sql
 from tests.fixtures.acts import about, ending, submission
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
-from tests.scheduler.firing import fire_due
+from tests.scheduler.firing import EACH_SECOND, MINUTE, SECOND, fire_due
 from tests.scheduler.test_firing import scheduler_of
 from tidewheel.ids import job_id
 from tidewheel.postgres.low_water import BEGINNING
@@ -100,7 +100,6 @@ def test_backlog_in_few_and_many_shards_is_fired(database: Database) -> None:
     assert often == instants > 0
 
 
-MINUTE = timedelta(minutes=1)
 WAITED: LiteralString = """
 SELECT EXISTS (SELECT FROM pg_locks WHERE pid = %s AND NOT granted AND clock_timestamp() - waitstart > interval '0.2 s')
 """
@@ -232,8 +231,6 @@ def test_scheduler_that_loses_shard_0_exports_zeros(still: ClockedDatabase) -> N
     own.close()
 
 
-SECOND = timedelta(seconds=1)
-EACH_SECOND = {"schedule": "@every 1s", "overlap": "allow_all"}
 POISON = job_id("default", "poison")
 POISONS: dict[str, LiteralString] = {
     "no JSON": "schedule_json = '{'",

@@ -1,25 +1,17 @@
 """Missed occurrences: caught up in batches, decided after pauses that end."""
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from uuid import UUID
 
 import pytest
 
 from tests.fixtures.acts import about, ending, submission
 from tests.fixtures.database import ClockedDatabase
-from tests.scheduler.firing import fire_all, fire_due
+from tests.scheduler.firing import HOUR, MINUTE, SECOND, fire_all, fire_due, instants, skips
 from tests.scheduler.test_firing import scheduler_of
 from tidewheel.errors import Unavailable
 from tidewheel.runs import RunState
 from tidewheel.schemas.generated.records import Reply
-
-SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
-
-
-def skips(database: ClockedDatabase) -> list[tuple[str, int]]:
-    return [
-        (reason, count) for reason, count in database.rows("SELECT reason, occurrences FROM skips ORDER BY skip_id")
-    ]
 
 
 def test_fire_all_creates_every_missed_run_in_window_with_lateness(still: ClockedDatabase) -> None:
@@ -39,14 +31,6 @@ def test_lateness_is_kept_until_completion(still: ClockedDatabase) -> None:
     still.end(ending(still.begin(run.run_id), RunState.SUCCEEDED))
     [completion] = still.completions()
     assert completion.late_ms == 1_800_000
-
-
-def test_caught_up_runs_are_buffered_when_overlap_is_forbidden(still: ClockedDatabase) -> None:
-    still.submit(schedule="@every 1h", catch_up="fire_all", overlap="skip")
-    still.advance(3 * HOUR + 2 * MINUTE)
-    fire_all(still)
-    overlaps = still.rows("SELECT overlap FROM job_runs")
-    assert overlaps == [("buffer_all",)] * 3
 
 
 def test_catch_up_is_published_at_fleet_rate(still: ClockedDatabase) -> None:
@@ -113,8 +97,7 @@ def test_change_during_a_catch_up_finishes_it_by_the_version_in_force(still: Clo
     still.advance(HOUR)
     fire_due(still)
     still.apply_batch(about("job.pause"))
-    [(runs,)] = still.rows("SELECT count(*) FROM runs")
-    assert runs == 360
+    assert still.count("runs") == 360
     assert {row[0] for row in still.rows("SELECT job_version FROM runs")} == {1}
 
 
@@ -174,12 +157,6 @@ def pause(database: ClockedDatabase, minutes: int | None) -> Reply:
     return database.apply_batch(about("job.pause", **until))[0]
 
 
-def instants(database: ClockedDatabase) -> list[float]:
-    [(accepted_at,)] = database.rows("SELECT created_at FROM jobs")
-    found = database.rows("SELECT scheduled_at FROM runs ORDER BY scheduled_at")
-    return [(at - accepted_at) / MINUTE for (at,) in found]
-
-
 def paused(database: ClockedDatabase) -> bool:
     return bool(database.value("SELECT paused FROM jobs"))
 
@@ -193,8 +170,8 @@ def test_pause_ends_at_its_instant_and_not_within_the_lookahead(still: ClockedDa
     still.advance(SECOND)
     fire_all(still, lookahead=AHEAD)
     assert not paused(still)
-    assert instants(still) == [3.0]
-    assert still.rows("SELECT reason, occurrences FROM skips") == [("paused", 2)]
+    assert instants(still, MINUTE) == [3.0]
+    assert skips(still) == [("paused", 2)]
     [resumed] = [event for event in still.lifecycle() if event.type == "io.tidewheel.job.resumed.v1"]
     assert resumed.reason == "paused_until has passed"
 
@@ -207,7 +184,7 @@ def test_on_resume_decides_occurrences_of_an_expired_pause(
     pause(still, 3)
     still.advance(3 * MINUTE)
     fire_all(still)
-    assert instants(still) == [*made, 3.0]
+    assert instants(still, MINUTE) == [*made, 3.0]
 
 
 def test_occurrences_after_the_pauses_end_are_downtime(still: ClockedDatabase) -> None:
@@ -215,8 +192,8 @@ def test_occurrences_after_the_pauses_end_are_downtime(still: ClockedDatabase) -
     pause(still, 3)
     still.advance(10 * MINUTE)
     fire_all(still)
-    assert instants(still) == [float(minute) for minute in range(3, 11)]
-    assert still.rows("SELECT reason, occurrences FROM skips") == [("paused", 2)]
+    assert instants(still, MINUTE) == [float(minute) for minute in range(3, 11)]
+    assert skips(still) == [("paused", 2)]
 
 
 def test_repeated_pause_replaces_or_removes_its_end(still: ClockedDatabase) -> None:
@@ -232,11 +209,14 @@ def test_repeated_pause_replaces_or_removes_its_end(still: ClockedDatabase) -> N
     assert paused(still)
 
 
-def test_past_end_of_a_pause_is_refused(still: ClockedDatabase) -> None:
+def test_end_of_a_pause_that_has_passed_or_that_no_timer_has_is_refused(still: ClockedDatabase) -> None:
     still.submit(schedule="@every 1m")
     reply = pause(still, -1)
     assert [error.path for error in reply.errors] == ["until"]
     assert not paused(still)
+    still.submit(schedule="manual")
+    [error] = pause(still, 3).errors
+    assert (error.path, "the pause would never end" in error.problem) == ("until", True)
 
 
 def test_edit_keeps_the_pause_and_its_end(still: ClockedDatabase) -> None:
@@ -247,7 +227,7 @@ def test_edit_keeps_the_pause_and_its_end(still: ClockedDatabase) -> None:
     still.advance(3 * MINUTE)
     fire_all(still)
     assert not paused(still)
-    assert instants(still) == [3.0]
+    assert instants(still, MINUTE) == [3.0]
 
 
 @pytest.mark.parametrize("request_kind", ["edit", "resume", "pause"])
@@ -260,8 +240,8 @@ def test_request_before_firing_applies_the_expired_pause(still: ClockedDatabase,
     else:
         still.apply_batch(about(f"job.{request_kind}"))
     fire_all(still)
-    assert instants(still) == [4.0, 5.0]  # missed at 3.0 by two minutes: misfire, not pause
-    assert still.rows("SELECT reason, occurrences FROM skips ORDER BY skip_id") == [("paused", 2), ("misfire", 1)]
+    assert instants(still, MINUTE) == [4.0, 5.0]  # missed at 3.0 by two minutes: misfire, not pause
+    assert skips(still) == [("paused", 2), ("misfire", 1)]
     assert paused(still) is (request_kind == "pause")
 
 
@@ -276,9 +256,3 @@ def test_fixed_delay_with_an_open_run_waits_after_its_pause_expires(still: Clock
     assert still.rows("SELECT hold_reason FROM timers") == [("run",)]
     still.end(ending(started, RunState.SUCCEEDED))
     assert still.value("SELECT due_at - tidewheel_now() FROM timers") == MINUTE
-
-
-def test_end_of_a_pause_for_a_job_without_a_timer_is_refused(still: ClockedDatabase) -> None:
-    still.submit(schedule="manual")
-    reply = pause(still, 3)
-    assert [(error.path, "the pause would never end" in error.problem) for error in reply.errors] == [("until", True)]

@@ -8,14 +8,13 @@ import pytest
 
 from tests.fixtures.acts import EXECUTOR
 from tests.fixtures.database import ClockedDatabase, Database
-from tests.scheduler.firing import fire_due
+from tests.scheduler.firing import HOUR, MINUTE, SECOND, fire_due
 from tests.transitions.overlapping import JOB, holding, make
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.runs import AttemptOutcome
 from tidewheel.scheduler.deadlines import Deadlines
 from tidewheel.transitions.requeue import Wait, wait_runs
 
-SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
 HTTP = {"type": "http", "url": "https://example.org/", "async": True, "async_timeout": "1h"}
 KAFKA = {"type": "kafka", "topic": "orders", "await_reply": True, "reply_timeout": "1h"}
 SLOW: dict[str, Any] = {"retry": {"max_attempts": 2, "initial": "30m", "jitter": "0%"}}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.fixtures.acts import submission
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.examples import examples
-from tests.scheduler.firing import fire_due, look_at
+from tests.scheduler.firing import EACH_SECOND, HOUR, MINUTE, MISFIRE_AFTER, SECOND, fire_due, instants, look_at
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
 from tidewheel.jobs.strict_json import canonical
@@ -30,10 +30,6 @@ from tidewheel.settings.services import SchedulerSettings
 from tidewheel.transitions.decision_inputs import DecisionInputs
 from tidewheel.transitions.timers import LockedTimer
 
-SECOND = timedelta(seconds=1)
-HOUR = timedelta(hours=1)
-EACH_SECOND = {"schedule": "@every 1s", "overlap": "allow_all"}
-
 
 @contextmanager
 def scheduler_of(database: Database, **settings: object) -> Generator[Scheduler]:
@@ -47,13 +43,7 @@ def scheduler_of(database: Database, **settings: object) -> Generator[Scheduler]
         made.run()  # enters, sees that it is to end, and closes what it holds
 
 
-def instants(database: ClockedDatabase) -> list[float]:
-    [(accepted_at,)] = database.rows("SELECT min(created_at) FROM jobs")
-    found = database.rows("SELECT scheduled_at FROM runs ORDER BY scheduled_at")
-    return [(at - accepted_at).total_seconds() for (at,) in found]
-
-
-def skips(database: ClockedDatabase) -> list[tuple[str, float, float, int, bool]]:
+def spans(database: ClockedDatabase) -> list[tuple[str, float, float, int, bool]]:
     [(accepted_at,)] = database.rows("SELECT min(created_at) FROM jobs")
     found = database.rows("SELECT reason, first_at, last_at, occurrences, is_exact FROM skips ORDER BY skip_id")
     return [
@@ -107,7 +97,7 @@ def test_latest_missed_occurrence_fires_and_others_are_one_exact_span(still: Clo
     still.advance(5.5 * HOUR)
     fire_due(still)
     assert instants(still) == [5 * 3600]
-    assert skips(still) == [("misfire", 3600, 4 * 3600, 4, True)]
+    assert spans(still) == [("misfire", 3600, 4 * 3600, 4, True)]
     [event] = [event for event in still.lifecycle() if event.type == "io.tidewheel.occurrence.skipped.v1"]
     assert (event.reason, event.detail["occurrences"], event.job_version) == ("misfire", "4", 1)
     [(first, last)] = still.rows("SELECT first_at, last_at FROM skips")
@@ -117,30 +107,22 @@ def test_latest_missed_occurrence_fires_and_others_are_one_exact_span(still: Clo
     assert instants(still) == [5 * 3600, 6 * 3600]
 
 
-def test_latest_missed_and_younger_occurrences_fire(still: ClockedDatabase) -> None:
-    still.submit(**EACH_SECOND)
-    still.advance(600 * SECOND)
-    fire_due(still)
-    assert skips(still) == [("misfire", 1, 539, 539, True)]
-    assert instants(still) == list(range(540, 601))
-
-
 def test_occurrence_is_missed_at_exactly_misfire_after(still: ClockedDatabase) -> None:
     still.submit(schedule="@every 1h")
     still.advance(2 * HOUR + timedelta(seconds=60) - timedelta(microseconds=1))
     fire_due(still)
     # The first hour was missed and is the latest that was; the second is young and fires by itself.
-    assert (instants(still), skips(still)) == ([3600, 7200], [])
+    assert (instants(still), spans(still)) == ([3600, 7200], [])
     still.advance(2 * HOUR + timedelta(microseconds=1))
     fire_due(still)
-    assert (instants(still)[2:], skips(still)) == ([4 * 3600], [("misfire", 3 * 3600, 3 * 3600, 1, True)])
+    assert (instants(still)[2:], spans(still)) == ([4 * 3600], [("misfire", 3 * 3600, 3 * 3600, 1, True)])
 
 
 def test_uncountable_span_is_recorded_as_inexact(still: ClockedDatabase) -> None:
     still.submit(**EACH_SECOND)
     still.advance(timedelta(days=3))
     fire_due(still)
-    [(reason, first, last, counted, exact)] = skips(still)
+    [(reason, first, last, counted, exact)] = spans(still)
     assert (reason, first, last, counted, exact) == ("misfire", 1, 3 * 86400 - 61, 100_000, False)
     assert len(instants(still)) == 61
 
@@ -164,7 +146,7 @@ def test_clock_set_back_creates_no_duplicate_run(still: ClockedDatabase) -> None
     still.advance(HOUR + 2 * SECOND)
     fire_due(still, lookahead=2 * SECOND)
     assert instants(still) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
-    assert skips(still) == []
+    assert spans(still) == []
 
 
 def test_backlog_of_one_shard_does_not_delay_others(still: ClockedDatabase) -> None:
@@ -229,12 +211,11 @@ def test_lost_session_is_reported_and_next_poll_fires(still: ClockedDatabase) ->
 
 
 START = datetime(2026, 3, 2, 12, tzinfo=UTC)
-TICK, LATER, MINUTE = timedelta(microseconds=1), timedelta(seconds=1), timedelta(minutes=1)
-MISFIRE_AFTER = MINUTE
+TICK = timedelta(microseconds=1)
 DAY_SETS = {("default", "weekend"): DaySet(weekdays=frozenset({0, 6})), ("default", "none"): DaySet()}
 near = st.one_of(
-    st.sampled_from([timedelta(0), TICK, -TICK, LATER, MINUTE, -MINUTE]),
-    st.integers(-300, 300).map(lambda seconds: seconds * LATER),
+    st.sampled_from([timedelta(0), TICK, -TICK, SECOND, MINUTE, -MINUTE]),
+    st.integers(-300, 300).map(lambda seconds: seconds * SECOND),
     st.timedeltas(timedelta(days=-3), timedelta(days=3)),
 ).map(lambda distance: START + distance)
 every = st.one_of(st.sampled_from([1, 5, 60, 3600]), st.integers(1, 10_000)).map(lambda seconds: seconds * 1_000_000)
@@ -317,7 +298,7 @@ def test_batch_decisions_equal_single_decisions(data: st.DataObject) -> None:
     some = data.draw(st.permutations([*some, some[0]._replace(job_id=UUID(int=200), overridden=True)]))
     late = data.draw(st.one_of(st.timedeltas(timedelta(0), 2 * MINUTE), st.sampled_from([timedelta(0), MISFIRE_AFTER])))
     now = some[0].scheduled_at + late
-    horizon = now + data.draw(st.sampled_from([timedelta(0), 5 * LATER, -3 * LATER]))
+    horizon = now + data.draw(st.sampled_from([timedelta(0), 5 * SECOND, -3 * SECOND]))
     decider = BatchDecider(
         DecisionInputs(DAY_SETS, said), (), {}, now=now, horizon=horizon, misfire_after=MISFIRE_AFTER
     )

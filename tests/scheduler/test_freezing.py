@@ -10,7 +10,7 @@ from psycopg import sql
 from tests.fixtures.acts import about, ending, submission
 from tests.fixtures.database import ClockedDatabase
 from tests.intake.test_freezes import claimable
-from tests.scheduler.firing import fire_all, fire_due
+from tests.scheduler.firing import HOUR, MINUTE, SECOND, fire_all, fire_due, skips
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.ids import job_id
 from tidewheel.intake.locks import RowLocked
@@ -25,11 +25,15 @@ from tidewheel.scheduler.deadlines import Deadlines
 from tidewheel.scheduler.releases import Thaws
 from tidewheel.transitions.frozen_timers import hold_frozen
 
-SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 HELD: LiteralString = "SELECT key FROM timers JOIN jobs USING (job_id) WHERE hold_reason = 'freeze' ORDER BY key"
 SQL = Statements("tidewheel.scheduler")
 HOLDS: LiteralString = "SELECT hold_reason FROM timers"
 MINUTELY = {"schedule": "@every 1m", "overlap": "allow_all"}
+# Of a freeze over three instants.
+EACH_POLICY = pytest.mark.parametrize(
+    ("policy", "made", "spans"),
+    [("skip", [], [("frozen", 3)]), ("fire_once", [3.0], [("frozen", 2)]), ("fire_all", [1.0, 2.0, 3.0], [])],
+)
 
 
 def ask(database: ClockedDatabase, kind: str, **scope: object) -> None:
@@ -49,6 +53,20 @@ def thaw(database: ClockedDatabase) -> None:
     release(database)
 
 
+def settle(database: ClockedDatabase, looks: int = 2) -> None:
+    """Fire and release, as often as a scheduler may have to look."""
+    for _ in range(looks):
+        fire_all(database)
+        release(database)
+
+
+def move(database: ClockedDatabase, at: timedelta, to: timedelta) -> None:
+    """Move an occurrence; both instants count from now."""
+    now = database.now()
+    [reply] = database.apply_batch(about("job.move", at=(now + at).isoformat(), to=(now + to).isoformat()))
+    assert reply.status == "accepted", reply.errors
+
+
 def preview_counts(database: ClockedDatabase) -> tuple[int, int]:
     found = database.within(preview_thaw, FrozenScope("default", None, None, None))
     return found.fires, found.skips
@@ -59,14 +77,7 @@ def instants(database: ClockedDatabase) -> list[float]:
     return [(run.scheduled_at - accepted_at) / MINUTE for run in database.job_runs()]
 
 
-def skips(database: ClockedDatabase) -> list[tuple[str, int]]:
-    return database.rows("SELECT reason, occurrences FROM skips ORDER BY first_at")
-
-
-@pytest.mark.parametrize(
-    ("policy", "made", "spans"),
-    [("skip", [], [("frozen", 3)]), ("fire_once", [3.0], [("frozen", 2)]), ("fire_all", [1.0, 2.0, 3.0], [])],
-)
+@EACH_POLICY
 def test_on_resume_decides_what_a_freeze_has_held(
     still: ClockedDatabase, policy: str, made: list[float], spans: list[tuple[str, int]]
 ) -> None:
@@ -86,10 +97,7 @@ def test_on_resume_decides_what_a_freeze_has_held(
     assert (still.count("freezes"), still.rows(HOLDS)) == (0, [(None,)])
 
 
-@pytest.mark.parametrize(
-    ("policy", "made", "spans"),
-    [("skip", [], [("frozen", 3)]), ("fire_once", [3.0], [("frozen", 2)]), ("fire_all", [1.0, 2.0, 3.0], [])],
-)
+@EACH_POLICY
 @pytest.mark.parametrize("seen", [True, False], ids=["a scheduler saw it", "no scheduler saw it"])
 def test_freeze_retracts_the_runs_that_were_written_ahead(
     still: ClockedDatabase, policy: str, made: list[float], spans: list[tuple[str, int]], *, seen: bool
@@ -151,10 +159,7 @@ def test_once_written_ahead_of_a_freeze_fires_after_the_thaw(still: ClockedDatab
 
 def test_moved_occurrence_written_ahead_of_a_freeze_is_frozen(still: ClockedDatabase) -> None:
     still.submit(schedule="@every 1h", overlap="allow_all", on_resume="skip")
-    first = still.now() + 60 * MINUTE
-    to = still.now() + 2 * SECOND
-    [reply] = still.apply_batch(about("job.move", at=first.isoformat(), to=to.isoformat()))
-    assert reply.status == "accepted", reply.errors
+    move(still, HOUR, 2 * SECOND)
     fire_due(still, lookahead=5 * SECOND)
     assert len(still.job_runs()) == 1
     ask(still, "freeze")
@@ -180,9 +185,7 @@ def test_rows_and_not_schedulers_decide_which_instants_were_frozen(still: Clocke
         fire_all(still)
         release(still)
     still.advance(2 * MINUTE)
-    for _ in range(3):
-        fire_all(still)
-        release(still)
+    settle(still, 3)
     assert (instants(still), skips(still)) == ([1.0, 2.0, 6.0, 7.0], [("frozen", 3)])
     assert (still.count("freezes"), still.rows(HOLDS)) == (0, [(None,)])
 
@@ -195,9 +198,7 @@ def test_each_of_several_freezes_that_no_scheduler_saw_counts(still: ClockedData
         still.advance(2 * MINUTE)
         ask(still, "thaw", **scope)
     still.advance(MINUTE)
-    for _ in range(4):
-        fire_all(still)
-        release(still)
+    settle(still, 4)
     assert (instants(still), skips(still)) == ([1.0, 4.0, 7.0], [("frozen", 2), ("frozen", 2)])
 
 
@@ -207,9 +208,7 @@ def test_paused_until_that_passes_under_a_freeze_that_no_scheduler_saw_is_frozen
     ask(still, "freeze")
     still.advance(3 * MINUTE)
     ask(still, "thaw")
-    for _ in range(2):
-        fire_all(still)
-        release(still)
+    settle(still)
     assert (instants(still), skips(still)) == ([], [("frozen", 3)])
 
 
@@ -379,10 +378,7 @@ def test_freeze_over_an_edit_that_did_not_see_it_ends(still: ClockedDatabase) ->
     assert claimable(still, run) == [True]
 
 
-@pytest.mark.parametrize(
-    ("policy", "made", "spans"),
-    [("skip", [], [("frozen", 3)]), ("fire_once", [3.0], [("frozen", 2)]), ("fire_all", [1.0, 2.0, 3.0], [])],
-)
+@EACH_POLICY
 @pytest.mark.parametrize("thawed", [False, True])
 @pytest.mark.parametrize("ahead", [False, True], ids=["not fired", "written ahead"])
 def test_edit_under_a_freeze_that_no_scheduler_saw_leaves_its_instants_to_the_version_in_force(
@@ -404,9 +400,7 @@ def test_edit_under_a_freeze_that_no_scheduler_saw_leaves_its_instants_to_the_ve
     ]
     if not thawed:
         ask(still, "thaw")
-    for _ in range(2):
-        release(still)
-        fire_all(still)
+    settle(still)
     assert (instants(still), skips(still)) == (made + made_after, spans)
     assert (still.count("freezes"), still.rows(HOLDS)) == (0, [(None,)])
 
@@ -432,9 +426,7 @@ def test_edit_that_did_not_see_a_freeze_leaves_no_run_to_the_new_version(still: 
     release(still)
     assert [still.final_state(run) for run in runs] == [("skipped", "frozen")] * 2
     ask(still, "thaw")
-    for _ in range(2):
-        release(still)
-        fire_all(still)
+    settle(still)
     assert (still.job_runs(), still.count("freezes")) == ([], 0)
 
 
@@ -567,16 +559,12 @@ def test_edit_fires_no_paused_instant_of_a_pause_that_ended_under_a_freeze(still
 
 def test_moved_occurrence_under_a_freeze_fires_after_the_thaw(still: ClockedDatabase) -> None:
     still.submit(schedule="@every 1h", overlap="allow_all", on_resume="fire_once")
-    first = still.now() + 60 * MINUTE
-    [reply] = still.apply_batch(about("job.move", at=first.isoformat(), to=(still.now() + 10 * MINUTE).isoformat()))
-    assert reply.status == "accepted", reply.errors
+    move(still, HOUR, 10 * MINUTE)
     ask(still, "freeze")
     still.advance(20 * MINUTE)
     fire_all(still)
     ask(still, "thaw")
-    for _ in range(3):
-        release(still)
-        fire_all(still)
+    settle(still, 3)
     assert (len(still.job_runs()), still.count("freezes"), still.rows(HOLDS)) == (1, 0, [(None,)])
 
 

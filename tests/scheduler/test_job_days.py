@@ -15,7 +15,7 @@ from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.acts import about, submission
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
-from tests.scheduler.firing import fire_due
+from tests.scheduler.firing import EACH_SECOND, SECOND, fire_due
 from tests.scheduler.test_loop import running
 from tests.scheduler.test_retention import DAY, KEEP, Retention, dying, made
 from tests.transitions.stepping import in_background
@@ -142,8 +142,6 @@ def test_quantile_of_nothing_is_unknown() -> None:
     assert (quantile({0: 3}, 0.99), DAY.days) == (0.001, 1)
 
 
-SECOND = timedelta(seconds=1)
-EACH_SECOND = {"schedule": "@every 1s", "overlap": "allow_all"}
 LOCK: LiteralString = "LOCK TABLE finished_runs IN SHARE UPDATE EXCLUSIVE MODE"  # as VACUUM and ANALYZE take
 WAITS: LiteralString = """
 SELECT count(*) FROM pg_stat_activity

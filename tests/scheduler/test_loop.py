@@ -11,6 +11,7 @@ from psycopg.conninfo import make_conninfo
 from tests.fixtures.acts import submission
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
+from tests.scheduler.firing import EACH_SECOND, SECOND
 from tests.scheduler.test_firing import scheduler_of
 from tests.transitions.stepping import in_background
 from tidewheel.membership import rendezvous
@@ -18,9 +19,6 @@ from tidewheel.postgres.notify import Channel, Notifier
 from tidewheel.process.service import Shutdown
 from tidewheel.scheduler.loop import Scheduler
 from tidewheel.settings.services import SchedulerSettings
-
-SECOND = timedelta(seconds=1)
-EACH_SECOND = {"schedule": "@every 1s", "overlap": "allow_all"}
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import pytest
 from tests.fixtures.acts import EXECUTOR, about, submission
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.examples import FULL
-from tests.scheduler.firing import fire_due
+from tests.scheduler.firing import EACH_SECOND, SECOND, fire_due
 from tests.transitions.graphs import (
     DIAMOND,
     Chance,
@@ -37,9 +37,7 @@ from tidewheel.transitions.cancellation import RunningAttempt, Signal, add_signa
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 
-SECOND = timedelta(seconds=1)
 SHARD = shard_of(bucket_of(JOB), 64)
-EACH_SECOND = {"schedule": "@every 1s", "overlap": "allow_all"}
 
 
 def lose_timers(database: ClockedDatabase) -> None:
