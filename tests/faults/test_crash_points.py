@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.faults.workload import DOOMED, Workload, now
-from tests.fixtures.oracle import Oracle
+from tests.faults.workload import Workload, now
 from tests.fixtures.services import ROLES, Fleet, Role
 from tidewheel.process.failpoint import POINTS
 from tidewheel.runs import AttemptOutcome
@@ -19,12 +18,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
 @dataclass(frozen=True)
 class Case:
-    """The process to kill, its failpoint, and the visit: late enough for work to be in progress.
-
-    Args:
-        role: Who is killed.
-        visit: At which visit.
-    """
+    """The process to kill, its failpoint, and the visit: late enough for work to be in progress."""
 
     role: Role
     visit: int = 1
@@ -78,9 +72,8 @@ def test_every_point_has_its_case() -> None:
 
 @pytest.mark.landing
 @pytest.mark.parametrize("point", _MARKED)
-def test_kill_at_a_crash_point_loses_and_doubles_nothing(point: str, fleet: Fleet, oracle: Oracle) -> None:
+def test_kill_at_a_crash_point_loses_and_doubles_nothing(point: str, fleet: Fleet, work: Workload) -> None:
     case = CASES[point]
-    work = Workload(fleet, oracle)
     work.submit()
     others: list[Role] = [role for role in ROLES if role != case.role]
     fleet.start_all(*others)
@@ -89,14 +82,12 @@ def test_kill_at_a_crash_point_loses_and_doubles_nothing(point: str, fleet: Flee
     fleet.start(case.role)
     fleet.wait_started()
     work.wait_recovered(now())
-    work.finish()
-    fleet.kill()
-    oracle.check(failures=DOOMED)
+    work.finish_and_check(kills=True)
 
 
 @pytest.mark.landing
 @pytest.mark.parametrize("point", sorted(REAPING))
-def test_runs_continue_after_a_killed_reaper(point: str, fleet: Fleet, oracle: Oracle, work: Workload) -> None:
+def test_runs_continue_after_a_killed_reaper(point: str, fleet: Fleet, work: Workload) -> None:
     work.submit()
     held = work.hold()
     fleet.start_all("intake", "scheduler", "relay")
@@ -110,16 +101,14 @@ def test_runs_continue_after_a_killed_reaper(point: str, fleet: Fleet, oracle: O
     held.wait_begun(2)
     held.let_go()
     work.wait_recovered(now())
-    work.finish()
-    fleet.kill()
-    oracle.check(failures=DOOMED)
+    work.finish_and_check(kills=True)
     outcomes = [outcome for _, outcome in held.attempts()]
     assert outcomes[0] == AttemptOutcome.LOST
     assert outcomes[-1] == AttemptOutcome.SUCCEEDED
 
 
 @pytest.mark.landing
-def test_runs_continue_after_all_services_were_killed(fleet: Fleet, oracle: Oracle, work: Workload) -> None:
+def test_runs_continue_after_all_services_were_killed(fleet: Fleet, work: Workload) -> None:
     work.submit()
     held = work.hold()
     services = fleet.start_all()
@@ -133,6 +122,4 @@ def test_runs_continue_after_all_services_were_killed(fleet: Fleet, oracle: Orac
     held.wait_begun(2)
     held.let_go()
     work.wait_recovered(now())
-    work.finish()
-    fleet.kill()
-    oracle.check(failures=DOOMED)
+    work.finish_and_check(kills=True)

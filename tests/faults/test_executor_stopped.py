@@ -5,7 +5,7 @@ from typing import LiteralString
 
 import pytest
 
-from tests.faults.workload import DOOMED, Held, Workload, now
+from tests.faults.workload import Held, Workload, now
 from tests.fixtures.oracle import Oracle
 from tests.fixtures.services import LONG_LEASE, SHORT_LEASE, Fleet, Service
 from tidewheel.runs import AttemptOutcome
@@ -83,15 +83,13 @@ def test_returning_executor_changes_nothing_and_continues(
     since = now()
     work.wait_recovered(since)
     assert {e.pid for e in oracle.effects() if e.at > since} == {sleeper.process.pid}
-    work.finish()
-    fleet.stop()
-    oracle.check(failures=DOOMED, stopped=[sleeper])
+    work.finish_and_check(stopped=[sleeper])
     assert held.attempts() == [(1, AttemptOutcome.LOST), (2, AttemptOutcome.SUCCEEDED)]
     assert oracle.completed()[held.run_id].attempt == 2
 
 
 @pytest.mark.slow
-def test_suspended_claim_blocks_nothing_else(fleet: Fleet, oracle: Oracle, work: Workload) -> None:
+def test_suspended_claim_blocks_nothing_else(fleet: Fleet, work: Workload) -> None:
     work.submit(recurring=False)
     held = work.hold()
     fleet.start_all("intake", "relay")
@@ -105,16 +103,13 @@ def test_suspended_claim_blocks_nothing_else(fleet: Fleet, oracle: Oracle, work:
     sleeper.resume()
     held.let_go()
     work.wait_recovered(now())
-    work.finish()
-    fleet.stop()
-    oracle.check(failures=DOOMED, stopped=[sleeper])
+    work.finish_and_check(stopped=[sleeper])
 
 
 @pytest.mark.slow
-def test_suspended_claim_starts_no_reassigned_run(fleet: Fleet, oracle: Oracle) -> None:
+def test_suspended_claim_starts_no_reassigned_run(fleet: Fleet, work: Workload) -> None:
     """Its row stays locked by the claim, and its attempts go to other executors all the same."""
     settings = {"LEASE": SHORT_LEASE, "STALL_AFTER": "PT600S"}
-    work = Workload(fleet, oracle)
     work.submit(recurring=False)
     in_the_way = work.hold("blocking")
     fleet.start_all("intake", "relay")
@@ -141,9 +136,7 @@ def test_suspended_claim_starts_no_reassigned_run(fleet: Fleet, oracle: Oracle) 
         "its late report has been looked at",
     )
     claimed.let_go()
-    work.finish()
-    fleet.stop()
-    oracle.check(failures=DOOMED, stopped=[sleeper])
+    work.finish_and_check(stopped=[sleeper])
     assert claimed.begun() == [2]
     assert claimed.attempts() == [(1, AttemptOutcome.LOST), (2, AttemptOutcome.SUCCEEDED)]
 
@@ -176,9 +169,7 @@ def test_shutdown_releases_at_once_and_uncounted(fleet: Fleet, oracle: Oracle, w
     work.wait_recovered_but(turned, now())
     for held in turned:
         held.let_go()
-    work.finish()
-    fleet.stop()
-    oracle.check(failures=DOOMED)
+    work.finish_and_check()
     for held in turned:
         assert held.attempts() == [(1, AttemptOutcome.RELEASED), (2, AttemptOutcome.SUCCEEDED)]
         runs = [c for c in oracle.completed().values() if c.job_key == held.key]
@@ -201,7 +192,5 @@ def test_shutdown_drains_and_claims_nothing_more(fleet: Fleet, oracle: Oracle, w
     assert {e.pid for e in oracle.effects() if e.scheduled_at > since} == {second.process.pid}
     held.let_go()
     first.wait_stopped()
-    work.finish()
-    fleet.stop()
-    oracle.check(failures=DOOMED)
+    work.finish_and_check()
     assert held.attempts() == [(1, AttemptOutcome.SUCCEEDED)]

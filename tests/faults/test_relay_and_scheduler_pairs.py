@@ -6,8 +6,7 @@ from typing import LiteralString
 
 import pytest
 
-from tests.faults.workload import DOOMED, Workload, metric, now
-from tests.fixtures.oracle import Oracle
+from tests.faults.workload import Workload, metric, now
 from tests.fixtures.services import Fleet, Service
 from tidewheel.outbox import SLICES
 
@@ -40,7 +39,7 @@ def submit_recurring(fleet: Fleet, work: Workload, count: int) -> None:
     fleet.flush()
 
 
-def test_relay_takes_over_from_a_killed_one_in_order(fleet: Fleet, oracle: Oracle, work: Workload) -> None:
+def test_relay_takes_over_from_a_killed_one_in_order(fleet: Fleet, work: Workload) -> None:
     work.submit()
     submit_recurring(fleet, work, 16)
     fleet.start_all("intake", "scheduler", "executor")
@@ -54,14 +53,11 @@ def test_relay_takes_over_from_a_killed_one_in_order(fleet: Fleet, oracle: Oracl
     work.trigger("shaky", 20)
     fleet.until(lambda: slices_of(second) == set(range(SLICES)), "the other carries all")
     work.wait_recovered(now())
-    work.finish()
-    fleet.stop()
-    oracle.check(failures=DOOMED)
+    work.finish_and_check()
 
 
-def test_two_schedulers_create_one_run_per_instant(fleet: Fleet, oracle: Oracle) -> None:
+def test_two_schedulers_create_one_run_per_instant(fleet: Fleet, work: Workload) -> None:
     fleet.database.execute(ALONE)
-    work = Workload(fleet, oracle)
     work.submit()
     submit_recurring(fleet, work, 24)
     fleet.start_all("intake", "relay", "executor")
@@ -74,12 +70,10 @@ def test_two_schedulers_create_one_run_per_instant(fleet: Fleet, oracle: Oracle)
     before = [metric(one, fired) for one in pair]
     fleet.until(lambda: all(metric(one, fired) >= was + 20 for one, was in zip(pair, before, strict=True)), "both fire")
     work.wait_recovered(now())
-    work.finish()
-    fleet.stop()
-    oracle.check(failures=DOOMED)
+    work.finish_and_check()
 
 
-def test_suspended_scheduler_fires_once(fleet: Fleet, oracle: Oracle, work: Workload) -> None:
+def test_suspended_scheduler_fires_once(fleet: Fleet, work: Workload) -> None:
     work.submit()
     submit_recurring(fleet, work, 8)
     fleet.start_all("intake", "relay", "executor")
@@ -99,6 +93,4 @@ def test_suspended_scheduler_fires_once(fleet: Fleet, oracle: Oracle, work: Work
     sleeper.resume()
     work.wait_recovered(now())
     assert other.alive
-    work.finish()
-    fleet.stop()
-    oracle.check(failures=DOOMED)
+    work.finish_and_check()

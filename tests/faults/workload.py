@@ -2,12 +2,12 @@
 
 import re
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import LiteralString
 
-from tests.fixtures.oracle import Oracle
+from tests.fixtures.oracle import Findings, Oracle
 from tests.fixtures.services import Fleet, Service
 from tidewheel.clock import SystemClock
 from tidewheel.schemas.generated.records import Cause
@@ -102,6 +102,14 @@ class Workload:
         self._fleet.flush()
         self._oracle.wait_answered()
         self._oracle.wait_settled()
+
+    def finish_and_check(
+        self, *, kills: bool = False, attempts: Mapping[str, int] | None = None, stopped: Iterable[Service] = ()
+    ) -> Findings:
+        """Finish, end the services, and let the oracle judge."""
+        self.finish()
+        (self._fleet.kill if kills else self._fleet.stop)()
+        return self._oracle.check(failures=DOOMED, attempts=attempts, stopped=stopped)
 
     def _recovered(self, held: Sequence["Held"], since: datetime) -> bool:
         if not self._oracle.answered():
