@@ -27,9 +27,9 @@ def requests(shared_database: Database, info: StackInfo) -> Iterator[Requests]:
         yield made
 
 
-def job(**fields: object) -> bytes:
+def job(key: str = "bad", **fields: object) -> bytes:
     """A `job.submit` with something wrong in its job."""
-    return json.dumps(submission("bad", **fields)).encode()
+    return json.dumps(submission(key, **fields)).encode()
 
 
 def between_two_good_ones(requests: Requests, bad: bytes, name: str) -> int:
