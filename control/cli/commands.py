@@ -48,12 +48,12 @@ class Group(NamedTuple):
 @cache
 def _docstrings() -> Mapping[str, Mapping[str, str]]:
     """Return the first lines of the docstrings of all commands, by module and function."""
-    found: Mapping[str, Mapping[str, str]] = json.loads(Path(__file__).with_name("commands.json").read_text())
+    found: Mapping[str, Mapping[str, str]] = json.loads(Path(__file__).with_name("commands.json").read_text("utf-8"))
     return found
 
 
 def _group(text: str, module: str, functions: str = "*") -> Group:
-    """Return a group of functions of a module, and with `*` of its others.
+    """Return a group of commands of one module; `*` adds those that are not named.
 
     A command has the name of its function, `list` for `list_…`, or another one before `=`. A function of another module
     has this module before `:`.

@@ -110,8 +110,10 @@ _BY_HAND: Mapping[type[Noun], type[_Part[Any]]] = {Runs: AsyncRuns, Batches: Asy
 @cache
 def _class_of(noun: type[Noun]) -> type[_Part[Any]]:
     """Return the counterpart of a noun."""
-    made = new_class(f"Async{noun.__name__}", (_Part,), {"of": noun})
-    return _BY_HAND.get(noun, cast("type[_Part[Any]]", made))
+    if (by_hand := _BY_HAND.get(noun)) is not None:
+        return by_hand
+    made = new_class(f"Async{noun.__name__}", (_Part,), {"of": noun}, lambda body: body.update(__doc__=noun.__doc__))
+    return cast("type[_Part[Any]]", made)
 
 
 class AsyncClient(_Part[Client], of=Client):

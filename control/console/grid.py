@@ -26,9 +26,8 @@ A bin that is due has a `d`, and so has a run that may not start yet.
 """
 CONDITIONS: Mapping[str, tuple[str, str]] = {
     "failing": (RunState.FAILED, "b"), "failing intermittently": ("warning", "b"),
-    "recovered": (RunState.SUCCEEDED, "b"),
     "waiting": (RunState.QUEUED, "a"), "skipping": (RunState.SKIPPED, "k"), "retrying": (RunState.RETRYING, "t"),
-    "well": (RunState.SUCCEEDED, ""),
+    "recovered": (RunState.SUCCEEDED, "b"), "well": (RunState.SUCCEEDED, ""),
 }  # fmt: skip
 """The conditions of a job, the worst first, with the state whose mark each has and the letter of the runs it hurts."""
 

@@ -144,14 +144,15 @@ class JobNextPage:
         read, coming = part(read_month), part_of(connection, upcoming, tenant, key, query.limit, misfire_after=late)
         known = None if isinstance(read, Failed) else read[0]
         listed = () if isinstance(coming, Failed) else coming.occurrences
+        today = (now.astimezone(listed[0].local.tzinfo) if listed else now).date()
+        middle = (first_day(query.month) if query.month else today).replace(day=15)  # of the month
         return View(
             {
                 **head_of(connection, caller, job, "next", seen_of(connection, tenant, key, now)),
                 "now": now, "month": known or read, "coming": coming, "errors": errors, "query": query,
                 "limits": _LIMITS, "weeks": _weeks(known.days) if known else [],
-                "earlier": f"{known.month.replace(day=1) - timedelta(days=1):%Y-%m}" if known else None,
-                "later": f"{known.month.replace(day=1) + timedelta(days=31):%Y-%m}" if known else None,
-                "today": (now.astimezone(listed[0].local.tzinfo) if listed else now).date(),
+                "earlier": f"{middle - timedelta(days=30):%Y-%m}", "middle": middle,
+                "later": f"{middle + timedelta(days=30):%Y-%m}", "today": today,
                 "on_clock": None if isinstance(coming, Failed) else partial(to_zone, zone_name=coming.zone),
                 "targets": {} if isinstance(read, Failed) else read[1],
             },

@@ -14,4 +14,4 @@ codes = [  # a process each: the command line reads at its import what the first
     subprocess.run([*_PYTEST, str(Path(__file__).with_name(name)), *sys.argv[1:]], check=False).returncode
     for name in ("test_generated.py", "test_golden.py")
 ]
-sys.exit(max(codes))
+sys.exit(any(codes))

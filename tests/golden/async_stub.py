@@ -28,7 +28,7 @@ def async_stub(client: Client) -> str:
             case ast.ClassDef(name=name) | ast.FunctionDef(name=name) if name in _KEPT or name in kinds:
                 lines.append(ast.unparse(_without_bodies(each)))
                 if (kind := kinds.pop(name, None)) is not None:
-                    lines += _methods(kind, {getattr(part, "name", "get") for part in ast.walk(each)})
+                    lines += _methods(kind, set(_names_in(each)))
             case _:
                 pass
         if getattr(each, "name", "") == "AsyncClient":
@@ -36,6 +36,15 @@ def async_stub(client: Client) -> str:
     for name, kind in kinds.items():
         lines += [f"class {name}(_Part[{kind.__name__}], of={kind.__name__}):", *_methods(kind, ())]
     return "\n".join([*lines, ""])
+
+
+def _names_in(of: ast.stmt) -> Iterator[str]:
+    for each in ast.walk(of):
+        match each:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.Assign(targets=[ast.Name(id=name)]):
+                yield name
+            case _:
+                pass
 
 
 def _methods(kind: type, own: Collection[str]) -> Iterator[str]:

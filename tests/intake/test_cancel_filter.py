@@ -158,6 +158,27 @@ def test_labels_that_match_too_many_jobs_are_refused(with_jobs: Database, monkey
     cancel(with_jobs, labels={"tier": "1"})
 
 
+def test_cancellation_is_accepted_after_the_claims_under_way_and_blocks_new_ones(with_jobs: Database) -> None:
+    """Claim as executors do: share the lock in a statement before the cancellations are read."""
+    with_jobs.register()
+    first, second = with_jobs.trigger(), with_jobs.trigger()
+    claims = {run: with_jobs.requested_claim(run) for run in (first, second)}
+    claiming, cancelled, late = (with_jobs.connection() for _ in range(3))
+    assert len(claim_as_executors_do(with_jobs, claiming, claims[first]).started) == 1
+    with pytest.raises(RowLocked, match="lock on claims"):
+        with_jobs.apply_batch_within(cancelled, cancelling(key="job"))
+    cancelled.rollback()
+    claiming.commit()
+    [reply] = with_jobs.apply_batch_within(cancelled, cancelling(key="job"))
+    assert reply.status is ReplyStatus.ACCEPTED
+    start = in_background(lambda: claim_as_executors_do(with_jobs, late, claims[second]))
+    until_blocked(with_jobs, late)
+    cancelled.commit()
+    assert start.result(30).started == []
+    late.commit()
+    assert with_jobs.open_run(first).state == "running"
+
+
 @pytest.mark.parametrize("beside", [(), (about("job.delete", "other"),)], ids=["alone", "in-a-batch"])
 def test_cancellation_behind_a_frozen_claim_holds_up_other_claims_for_a_fraction_of_a_second(
     with_jobs: Database, beside: tuple[dict[str, object], ...]

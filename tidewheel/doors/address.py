@@ -40,7 +40,7 @@ def query_of(declared: Operation, asked: Sequence[Parameter]) -> tuple[type[Tena
 
 
 def query_with(base: type[Q], declared: Operation, asked: Sequence[Parameter]) -> tuple[type[Q], Mapping[str, str]]:
-    """Return the same with the fields of another query behind them."""
+    """Return the model of a query with the fields of a base, and the names in it of the parameters."""
     made, names = query_of(declared, asked)
     bases: Any = made if issubclass(made, base) else (base, made)
     return cast("type[Q]", create_model(made.__name__, __base__=bases)), names

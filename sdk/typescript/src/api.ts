@@ -76,9 +76,9 @@ export interface Operations {
       status?: "scheduled" | "queued" | "buffered" | "running" | "waiting" | "retrying" | "cancelling" | "blocked" | "succeeded" | "failed" | "timed_out" | "cancelled" | "skipped";
       /** Only runs of the job with this key. */
       job?: string;
-      /** Only runs of jobs that have this label now; repeatable. Requires `job` or `since`. Write each as name=value. */
+      /** Only runs of jobs that have this label now; repeatable. Requires a job or a start time. Write each as name=value. */
       label?: Array<string>;
-      /** Only runs with this label; a trigger's label overrides the job's. Requires `job` or `since`. Write each as name=value. */
+      /** Only runs with this label; a trigger's label overrides the job's. Requires a job or a start time. Write each as name=value. */
       run_label?: Array<string>;
       /** Only runs of this lane. */
       lane?: "critical" | "standard" | "batch";
@@ -90,9 +90,9 @@ export interface Operations {
       concurrency_key?: string;
       /** Only open runs with this key. */
       ordering_key?: string;
-      /** Only runs at this instant or later. */
+      /** Only runs scheduled at this time or later. */
       since?: string;
-      /** Only runs at this instant or earlier. */
+      /** Only runs scheduled at this time or earlier. */
       until?: string;
     };
     body: unknown;

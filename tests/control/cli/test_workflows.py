@@ -70,3 +70,22 @@ def test_occurrences_are_a_table_at_80_columns(database: Database) -> None:
     old = datetime(2026, 3, 6, 9, 0, 1, 250_000, tzinfo=UTC)
     database.execute("UPDATE workflows SET scheduled_at = %s, pending = 3", [old])
     assert len(tidewheel(database, "workflow", "list", columns=80).out.splitlines()) == 2
+
+
+def test_pages_of_occurrences_follow_one_another(database: Database) -> None:
+    put(database, {"a": [], "b": after("a")})
+    roots = [database.trigger("a") for _ in range(3)]
+    play(database)
+    for of in ([], ["a"], ["--state", "succeeded"]):
+        *_, more = tidewheel(database, "workflow", "list", *of, "-n", "2").lines
+        *_, last = tidewheel(database, "workflow", "list", *of, *more.removeprefix("more: add ").split()).lines
+        assert last.startswith(str(roots[0])), of
+    assert tidewheel(database, "workflow", "list", "--state", "failed").lines == ["no workflows"]
+    wrong = tidewheel(database, "workflow", "list", "--after", "2026-11-20T01:00:00.000Z/7")
+    assert "is not a place in a list" in wrong.err
+
+
+def test_an_unknown_occurrence_is_refused(database: Database) -> None:
+    done = tidewheel(database, "workflow", "show", "01a1f89d-7409-8c4e-9632-26f1249891bd")
+    assert done.code == ExitCode.NOT_FOUND
+    assert "there is no workflow with the root run" in done.err

@@ -139,7 +139,7 @@ def test_causes_of_dead_letters_lead_to_a_redrive_of_just_these(pages: ApiClient
     path = link(text, "Redrive 3…")
     dialog = shown(pages, path)
     assert "Redrive 3 dead letters?" in re.sub(r"</?bdi>", "", dialog)
-    assert "Retries failed runs on their job's current version" in unescape(dialog)
+    assert "Failed runs are retried on their job's current version" in unescape(dialog)
     place = done(posted(pages, path, rate="0.5", reason=REASON))
     progress = shown(pages, place, "0 of 3 dead letters that matched at its start", "No scheduler is alive")
     assert_has(progress, '<span class="word">waits for a scheduler</span>', "0.5 a second at most", "&lt;script&gt;")

@@ -288,7 +288,7 @@ def test_calendar_and_list_show_clock_changes_days_skips_and_moves(clocked: Cloc
     clocked.stop_clock(t("03-19T12:00"))
     calendar(clocked, "holidays", days=["2026-03-20"])
     clocked.submit("nightly", schedule=BERLIN, exclude_calendars=["holidays"])
-    page = shown(pages, "/jobs/nightly/next", "Next 5 weeks", "▨ <bdi>holidays</bdi>")
+    page = shown(pages, "/jobs/nightly/next", "This week and the next four", "▨ <bdi>holidays</bdi>")
     assert_has(page, "the clock goes from 02:00 to 03:00", "Skip…")
     assert [day in page for day in (">16<", ">1 Apr<", ">19<", ">20 Apr<")] == [True, True, True, False]
     shown(pages, "/jobs/nightly/next?month=2026-03", "March 2026")

@@ -195,8 +195,8 @@ def _redriven(first: Sequence[DeadLetterSummary], is_all: bool) -> str:  # noqa:
     """Return what happens to dead letters of runs, and to those of messages."""
     runs = [each.key is not None for each in first]
     parts = (
-        (not is_all or any(runs), "Retries failed runs on their job's current version."),
-        (not is_all or not all(runs), "Sends messages to their topic again."),
+        (not is_all or any(runs), "Failed runs are retried on their job's current version."),
+        (not is_all or not all(runs), "Messages are sent to their topic again."),
     )
     return " ".join(words for applies, words in parts if applies)
 

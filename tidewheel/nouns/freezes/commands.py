@@ -68,6 +68,7 @@ def _count(number: int) -> str:
 _FREEZES = Table("freeze", ("scope", "since", "by", "why", "waiting runs", "held jobs"), _row)
 _FLAGS = {
     "scope": None,  # two flags in its place
+    "key_prefix": Flag(metavar="TEXT"),
     "by": Flag(metavar="NAME", help="The operator's name; by default the user of this process."),
 }
 _SCOPES = {

@@ -14,7 +14,7 @@ from tidewheel.doors.address import Q, in_address, query_with
 from tidewheel.doors.rest import Route, Routes
 from tidewheel.jobs.requests import JobDelete, JobPause, JobReschedule, JobResume
 from tidewheel.jobs.strict_json import Json
-from tidewheel.nouns.jobs.model import ChangedJob, JobFilter, Version
+from tidewheel.nouns.jobs.model import Begin, ChangedJob, JobFilter, Version
 from tidewheel.nouns.jobs.operations import Jobs
 from tidewheel.nouns.jobs.versions import MAX_VERSIONS
 from tidewheel.nouns.operation import operations
@@ -47,6 +47,8 @@ class JobsQuery(PageQuery):
             "10 runs within seven days."
         ),
     ] = None
+
+    prefix: Annotated[Begin, Field(description="Only jobs whose key begins with this text.")] = ""
 
     @property
     def filter(self) -> JobFilter:

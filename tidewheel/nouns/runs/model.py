@@ -36,12 +36,13 @@ class RunFilter(TypedDict, total=False):
     key: Annotated[Key | None, Field(description="Only runs of the job with this key."), InDoors("job")]
     labels: Annotated[
         Labels | None,
-        Field(description="Only runs of jobs that have this label now; repeatable. Requires `job` or `since`."),
+        Field(description="Only runs of jobs that have this label now; repeatable. Requires a job or a start time."),
     ]
     run_labels: Annotated[
         Labels | None,
         Field(
-            description="Only runs with this label; a trigger's label overrides the job's. Requires `job` or `since`."
+            description="Only runs with this label; a trigger's label overrides the job's. "
+            "Requires a job or a start time."
         ),
     ]
     lane: OfLane
@@ -52,8 +53,8 @@ class RunFilter(TypedDict, total=False):
     ]
     concurrency_key: Annotated[Key | None, Field(description="Only runs with this key.")]
     ordering_key: Annotated[Key | None, Field(description="Only open runs with this key.")]
-    since: Annotated[Instant | None, Field(description="Only runs at this instant or later.")]
-    until: Annotated[Instant | None, Field(description="Only runs at this instant or earlier.")]
+    since: Annotated[Instant | None, Field(description="Only runs scheduled at this time or later.")]
+    until: Annotated[Instant | None, Field(description="Only runs scheduled at this time or earlier.")]
 
 
 class PageFilter(RunFilter, total=False):

@@ -32,7 +32,7 @@ _SQL = Statements("tidewheel.nouns.workflows")
 _READ_STATES = Statements("tidewheel.transitions")["read_run_states"]
 
 LOOKED_AT = 20_000  # rows of a page, matching or not: some tens of milliseconds
-_JOBS = 5_000  # of all occurrences of a page: some tens of milliseconds
+_JOBS = 100  # of an occurrence in a list
 _MARGIN = timedelta(hours=1)  # the database's clock may have been set back
 
 _START = (datetime(9999, 12, 31, tzinfo=UTC), UUID(int=(1 << 128) - 1))
@@ -181,31 +181,24 @@ def show_workflow(connection: Conn, tenant: str, root_run_id: UUID, *, generatio
     )
 
 
-def read_latest_runs(connection: Conn, page: Sequence[WorkflowSummary]) -> dict[UUID, list[NodeRun | None]]:
-    """Return the latest run of each job of these occurrences, without occurrences of very many jobs."""
-    if not page:
-        return {}
-    shown, look = {each.root_run_id: each for each in page}, _JOBS // len(page)
-    columns = {"root_run_ids": uuids(shown), "look": look + 1}
+def read_first_runs(connection: Conn, page: Sequence[WorkflowSummary]) -> dict[UUID, list[NodeRun | None]]:
+    """Return the run of each job of these occurrences, but of those that were resumed or have more than 100 jobs."""
+    shown = {each.root_run_id: each for each in page if not each.generation}
+    columns = {"root_run_ids": uuids(shown), "look": _JOBS + 1}
     rows = connection.execute(_SQL["read_graphs"], columns, binary=True).fetchall()
-    graphs = cast("list[tuple[UUID, UUID, datetime, list[UUID]]]", rows)
-
-    def ids(root: UUID, root_job: UUID, job: UUID) -> list[UUID]:
-        at, newest = shown[root].scheduled_at, shown[root].generation
-        later = [child_run_id(job, at, root, each) for each in range(newest, 0, -1)]
-        return [*later, root if job == root_job else child_run_id(job, at, root, 0)]
-
+    graphs = [row for row in cast("list[tuple[UUID, UUID, datetime, list[UUID]]]", rows) if len(row[3]) <= _JOBS]
     wanted = {
-        root: [ids(root, root_job, job) for job in jobs] for root, root_job, _, jobs in graphs if len(jobs) <= look
+        root: [root if job == root_job else child_run_id(job, shown[root].scheduled_at, root, 0) for job in jobs]
+        for root, root_job, _, jobs in graphs
     }
-    since = min(min(at, instant_of(root)) for root, _, at, _ in graphs) - _MARGIN
-    run_ids = uuids(run for jobs in wanted.values() for each in jobs for run in each)
-    states: dict[str, object] = {"run_ids": run_ids, "since": since, "until": _START[0]}
+    since = min((min(at, instant_of(root)) for root, _, at, _ in graphs), default=_START[0])
+    until = max((shown[root].finished_at or _START[0] for root in wanted), default=_START[0])
+    run_ids = uuids(run for each in wanted.values() for run in each)
+    states: dict[str, object] = {
+        "run_ids": run_ids, "since": since - _MARGIN, "until": min(until, _START[0] - _MARGIN) + _MARGIN
+    }  # fmt: skip
     found = {run.run_id: run for run in read_rows(connection, rows_of(NodeRun._make), _READ_STATES, states)}
-    return {
-        root: [next((found[run] for run in each if run in found), None) for each in jobs]
-        for root, jobs in wanted.items()
-    }
+    return {root: [found.get(run) for run in runs] for root, runs in wanted.items()}
 
 
 def _waiting_again(nodes: Mapping[UUID, Node], summary: WorkflowSummary) -> Collection[UUID]:

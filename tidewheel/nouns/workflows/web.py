@@ -20,7 +20,7 @@ from tidewheel.control.console.actions import SAMPLE, Dialog, Done, no_change, r
 from tidewheel.control.console.door import Form
 from tidewheel.control.console.run_actions import REASON
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import View, list_view, page_now, read_filters
+from tidewheel.control.console.view import View, list_view, or_else, page_now, part_of, read_filters
 from tidewheel.control.console.words import agreed, counted, state, when
 from tidewheel.control.reads.outcomes import ErrorLine, read_error_lines
 from tidewheel.control.reads.waits import Wait, read_waits
@@ -38,7 +38,7 @@ from tidewheel.nouns.workflows.operations import (
     WorkflowNode,
     Workflows,
     WorkflowSummary,
-    read_latest_runs,
+    read_first_runs,
 )
 from tidewheel.nouns.workflows.picture import Picture, depths, is_met, picture_of
 from tidewheel.postgres.session import Conn
@@ -157,17 +157,24 @@ class WorkflowsPage:
             return found, next_cursor(cursors, found.next_cursor)
 
         def jobs(page: Page[WorkflowSummary]) -> Mapping[str, object]:
-            with connection.snapshot() as reading:
-                latest = read_latest_runs(reading, page)
-                first = {root: run.run_id for root, runs in latest.items() if (run := _first_failed(runs)) is not None}
-                runs = read_runs(reading, [*first.values(), *(each.root_run_id for each in page)])
-                lines = read_error_lines(reading, [*first.values()]) if first else {}
-            return {
-                "runs": {run.run_id: run for run in runs}, "first": first, "lines": lines,
-                "shares": {each.root_run_id: _shares(each, latest.get(each.root_run_id, ())) for each in page},
-            }  # fmt: skip
+            return or_else(part_of(connection, _read_jobs, page), _NO_JOBS)
 
         return list_view("workflows", query, listed, errors=errors, now=page_now(connection), urls=urls, of_page=jobs)
+
+
+_NO_JOBS: Mapping[str, object] = {"runs": {}, "first": {}, "lines": {}, "shares": {}}
+
+
+def _read_jobs(reading: Conn, page: Sequence[WorkflowSummary]) -> Mapping[str, object]:
+    """Return the states of the jobs, the run of the root and the first failure of each occurrence."""
+    by_root = read_first_runs(reading, page)
+    first = {root: run.run_id for root, runs in by_root.items() if (run := _first_failed(runs)) is not None}
+    runs = read_runs(reading, [*first.values(), *(each.root_run_id for each in page)])
+    return {
+        "runs": {run.run_id: run for run in runs}, "first": first,
+        "lines": read_error_lines(reading, [*first.values()]) if first else {},
+        "shares": {each.root_run_id: _shares(each, by_root.get(each.root_run_id, ())) for each in page},
+    }  # fmt: skip
 
 
 def _first_failed(runs: Iterable[NodeRun | None]) -> NodeRun | None:
