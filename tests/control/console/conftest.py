@@ -14,7 +14,10 @@ from tidewheel.testing.databases import Template
 
 
 @pytest.fixture
-def pages(request: pytest.FixtureRequest) -> Iterator[ApiClient]:
+def pages(
+    request: pytest.FixtureRequest,
+    template: Template,  # else no fixture of the test shows that it needs PostgreSQL
+) -> Iterator[ApiClient]:
     """A console that needs no key, on the database of the test, whose clock it may move."""
     database: Database = request.getfixturevalue("clocked" if "clocked" in request.fixturenames else "database")
     with answering(database) as client:
