@@ -99,6 +99,7 @@ def test_a_command_names_the_extra_that_it_needs(bare: Path, command: str, insta
     assert re.fullmatch(rf"tidewheel: .* needs packages that are not installed: {re.escape(install)}\n", done.stderr)
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize(
     ("command", "settings", "extra"),
     [

@@ -155,6 +155,7 @@ def test_broken_promise_is_red_at_once(checkout: Path, file: str, names: str) ->
     assert "a promise is broken" in printed
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("file", ["tests/test_some.py", "tests/faults/test_kills.py"])
 def test_wait_that_ran_out_is_forgiven_where_a_promise_is_tested(checkout: Path, file: str) -> None:
     code, printed = land(checkout, "waits", file)

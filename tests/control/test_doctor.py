@@ -459,6 +459,7 @@ def test_lag_of_requests_is_read_beside_the_pages_and_kept_without_a_broker(topi
     assert asked().behind == [(f"{topics.requests}.intake", topics.requests, 3)]
 
 
+@pytest.mark.landing
 @pytest.mark.kafka
 def test_missing_topics_and_changed_settings_are_found(topics: Topics, info: StackInfo, database: Database) -> None:
     settings = Connections.load(

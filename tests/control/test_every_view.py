@@ -122,6 +122,7 @@ _NOT_READ = {"/api/v1/run-events"}  # its answer does not end; test_run_events.p
 _ANSWERS = frozenset({HTTPStatus.OK, HTTPStatus.NOT_FOUND})  # a deleted job, a run that is no root
 
 
+@pytest.mark.landing
 def test_every_route_answers(places: Places) -> None:
     failed: list[object] = []
     for route in places.routes():
@@ -180,6 +181,7 @@ def _changes(declared: Operation | None) -> bool:
     return declared is not None and not declared.route.startswith("GET")
 
 
+@pytest.mark.landing
 def test_every_list_and_show_of_the_command_line_answers(places: Places) -> None:
     found = {words: getattr(import_module(each.path), each.function) for words, each in every_command()}
     views = {words for words, each in found.items() if not _changes(getattr(each, "declared", None))}
@@ -228,6 +230,7 @@ PAGE_QUERIES: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
+@pytest.mark.landing
 def test_every_page_answers(places: Places) -> None:
     failed = [
         (page, answer.status_code, answer.text[-300:])
@@ -295,6 +298,7 @@ def _page_paths(places: Places, name: str, path: str) -> Iterator[str]:
             yield page + query.replace("{run_id}", str(places.runs[0]))
 
 
+@pytest.mark.landing
 def test_every_read_of_the_client_answers(places: Places) -> None:
     with Client(places.made.database.url) as client:
         parts = {"": client, **{name: each for name, each in vars(client).items() if not name.startswith("_")}}

@@ -122,6 +122,7 @@ class Trial:
                 self.send(form, name, value)
 
 
+@pytest.mark.landing
 def test_field_of_a_form_at_some_bounds_is_answered_without_an_internal_error(clocked: ClockedDatabase) -> None:
     """Each with NUL and another text in turn, on the pages of a console with some of everything."""
     ids = seed(clocked)

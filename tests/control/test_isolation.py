@@ -310,6 +310,7 @@ def _operate(client: Client) -> None:
     client.calendars.delete("closed")
 
 
+@pytest.mark.landing
 def test_another_tenant_and_none_find_change_and_add_nothing(
     lived: Recording, clocked: ClockedDatabase, empty: ClockedDatabase
 ) -> None:
@@ -327,6 +328,7 @@ def test_another_tenant_and_none_find_change_and_add_nothing(
     assert not wrong, "\n".join(map(repr, wrong))
 
 
+@pytest.mark.landing
 def test_the_tenant_itself_finds_what_the_owner_finds_by_the_same_indexes(
     lived: Recording, clocked: ClockedDatabase
 ) -> None:

@@ -56,6 +56,7 @@ def test_server_whose_pooler_reports_no_release_is_read(database: Database) -> N
         assert migrate(url) == []
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("command", [("service", "scheduler"), ("migrate",), ("job", "list")])
 def test_process_exits_at_an_old_server(
     old_url: str, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

@@ -96,6 +96,7 @@ def door(fresh_database: Database) -> Iterator[ApiClient]:
         fresh_database.execute("DROP ROLE tidewheel_nobody")
 
 
+@pytest.mark.landing
 def test_no_role_becomes_what_it_is_not_by_anything_that_it_reads(door: ApiClient) -> None:
     """An application could sign the console's cookies, and so make an admin's key: issue 39, N1."""
     database = door.database

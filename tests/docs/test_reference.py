@@ -9,6 +9,7 @@ from tests.docs.reference_tables import PAGE, tables_page
 from tests.fixtures.database import Database
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_generated_page_equals_the_code(page: Path) -> None:
     assert page.read_text(encoding="utf-8") == PAGES[page](), "run `python -m tests.docs.reference`"

@@ -185,6 +185,7 @@ def test_output_of_released_attempts_is_kept(executing: Executing, gate: str) ->
     assert stored(executing, run_id) == [(1, b"before\n", 7)]
 
 
+@pytest.mark.landing
 @pytest.mark.kafka
 def test_output_that_is_refused_alone_stops_no_other_and_is_flushed_later(
     fresh_database: Database, info: StackInfo, gate: str

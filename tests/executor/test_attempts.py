@@ -144,6 +144,7 @@ def test_refused_connection_is_a_certain_non_start(served: Executing) -> None:
     assert (ended.state, ended.attempt, ended.error_type) == ("failed", 3, "http_connect")
 
 
+@pytest.mark.landing
 def test_full_executor_claims_no_at_most_once_run_ahead(executing: Executing, gate: str) -> None:
     """Nothing is claimed ahead of a slot: what has none is another executor's."""
     with executing.running(slots=1, drain_timeout=timedelta(0)):
@@ -194,6 +195,7 @@ def backlog(executing: Executing, key: str, payload: str) -> list[UUID]:
     return runs
 
 
+@pytest.mark.landing
 def test_cancellation_applies_at_once_to_a_published_backlog(executing: Executing, gate: str) -> None:
     database = executing.database
     database.submit("job", target="acts.wait")
@@ -222,6 +224,7 @@ def test_cancellation_applies_at_once_to_a_published_backlog(executing: Executin
     assert ended.get("succeeded", 0) <= 4
 
 
+@pytest.mark.landing
 def test_running_attempts_are_signalled_and_unresponsive_ones_fenced_off(served: Executing, gate: str) -> None:
     names = ("acts.wait", "acts.wait-on-thread", "acts.wait-deaf")
     with scheduling(served.database):

@@ -62,6 +62,7 @@ def running(chunked: Chunked, **settings: object) -> Any:  # noqa: ANN401
     return chunked.executing.running(known=handlers(chunk_handlers), **settings)
 
 
+@pytest.mark.landing
 @BOTH
 def test_runs_that_are_due_together_share_calls_up_to_the_most(chunked: Chunked, handler: str) -> None:
     runs = chunked.trigger(handler, *["succeed"] * (MOST + 2))
@@ -125,6 +126,7 @@ def test_snoozed_run_runs_again(chunked: Chunked) -> None:
     assert chunked.outcomes(runs[0]) == ["snoozed", "succeeded"]
 
 
+@pytest.mark.landing
 @BOTH
 @pytest.mark.parametrize("timeout", ["start_to_close", "heartbeat", "schedule_to_close"])
 def test_timeout_decides_one_run_while_the_others_go_on(chunked: Chunked, handler: str, timeout: str) -> None:
@@ -151,6 +153,7 @@ def test_cancel_decides_one_run_while_the_others_go_on(chunked: Chunked, handler
     assert chunked.calls.stopped == 0
 
 
+@pytest.mark.landing
 @BOTH
 def test_call_ends_and_frees_its_slots_when_no_run_is_left(chunked: Chunked, handler: str) -> None:
     """A coroutine by a CancelledError, a thread by what it sees."""
@@ -162,6 +165,7 @@ def test_call_ends_and_frees_its_slots_when_no_run_is_left(chunked: Chunked, han
         assert chunked.states(chunked.trigger(handler, *["succeed"] * 3)) == {"succeeded"}
 
 
+@pytest.mark.landing
 @BOTH
 def test_time_limit_of_a_decided_run_has_no_effect(chunked: Chunked, handler: str) -> None:
     brief: dict[str, Any] = {"retry": {"max_attempts": 1}, "start_to_close": "1s", "heartbeat": "1s"}
@@ -257,6 +261,7 @@ def test_full_executor_starts_a_chunk_that_nothing_can_join(chunked: Chunked) ->
     assert chunked.calls.sizes == [2]
 
 
+@pytest.mark.landing
 @BOTH
 def test_stopping_executor_releases_a_call_and_its_runs_are_gathered_again(chunked: Chunked, handler: str) -> None:
     runs = chunked.trigger(handler, "wait", "wait", "wait")

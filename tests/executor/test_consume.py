@@ -131,6 +131,7 @@ def test_outcomes_wait_no_longer_than_the_burst(executing: Executing, monkeypatc
             assert {executing.ended(run_id).state for run_id in runs} == {"succeeded"}
 
 
+@pytest.mark.landing
 def test_failing_claims_back_off_and_are_logged_once(
     executing: Executing, info: StackInfo, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,6 +203,7 @@ def test_queue_is_swept_until_its_topics_exist(executing: Executing, protocol: s
         until(consumed, "messages of the new topics are read")
 
 
+@pytest.mark.landing
 def test_group_protocol_may_change_between_releases(executing: Executing) -> None:
     """The offsets stay: what was claimed is not read again, what was not is."""
     executing.with_topics()
@@ -315,6 +317,7 @@ def test_revoked_partition_is_not_committed(reading: Reading) -> None:
     until(lambda: reading.committed() == [None, 2], "the other one is committed")
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("messages", [1, 3, 50])
 def test_batch_that_cannot_be_unpacked_is_stepped_over(reading: Reading, info: StackInfo, messages: int) -> None:
     sizes = {"message.max.bytes": 1_000_000_000, "batch.size": 1_000_000_000, "linger.ms": 500}

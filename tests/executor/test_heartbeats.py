@@ -53,6 +53,7 @@ def test_missed_heartbeat_times_out_and_the_next_attempt_resumes(served: Executi
     until(lambda: GATES[gate].stopped, "the thread has seen that it is given up")
 
 
+@pytest.mark.landing
 def test_heartbeats_keep_an_attempt_alive(served: Executing, gate: str) -> None:
     both = [served.trigger(f"long.{name}", gate, heartbeat="3s") for name in ("beat", "beat-on-thread")]
     until(lambda: len(GATES[gate].entered) == 2, "both run")
@@ -149,6 +150,7 @@ def refusing(executing: Executing, gate: str, does: str) -> dict[str, UUID]:
     }
 
 
+@pytest.mark.landing
 def test_coroutine_that_ignores_cancellation_is_fenced_off_and_keeps_its_slot(executing: Executing, gate: str) -> None:
     with executing.running(slots=len(KEPT_HERE), **KNOWN):
         runs = refusing(executing, gate, "go on")
@@ -164,6 +166,7 @@ def test_coroutine_that_ignores_cancellation_is_fenced_off_and_keeps_its_slot(ex
         assert executing.database.attempts(run_id) == [(1, "timed_out")], which
 
 
+@pytest.mark.landing
 def test_error_during_cancellation_does_not_hide_the_timeout(served: Executing, gate: str) -> None:
     for which, run_id in refusing(served, gate, "fail").items():
         ended = served.ended(run_id)
@@ -192,6 +195,7 @@ def beats(executing: Executing, run_id: UUID) -> int:
     )
 
 
+@pytest.mark.landing
 def test_blocked_loop_is_reported_and_its_attempts_are_released(
     executing: Executing, gate: str, caplog: pytest.LogCaptureFixture
 ) -> None:

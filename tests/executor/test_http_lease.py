@@ -112,6 +112,7 @@ def test_lease_lost_on_a_kept_connection_sends_nothing(payload: object) -> None:
     assert len(target.received) == 2
 
 
+@pytest.mark.landing
 @pytest.mark.process
 def test_stopped_executor_sends_nothing_after_its_lease() -> None:
     """The kernel makes its connection while it is stopped, for the listener's queue was full before."""

@@ -83,6 +83,7 @@ def read_written(path: Path) -> str:
     return path.read_text()
 
 
+@pytest.mark.landing
 async def test_isolated_handler_runs_in_a_warm_worker_process() -> None:
     async with runner() as made:
         one = await made.run(attempt("where", {"to": "ann"}, labels={"a": "1"}, checkpoint=b'{"next":2}'))
@@ -106,6 +107,7 @@ async def test_isolated_handler_runs_in_a_warm_worker_process() -> None:
     assert (second["attempt"], second["checkpoint"], second["payload"]) == (2, None, "None")
 
 
+@pytest.mark.landing
 async def test_dead_worker_fails_its_attempt_and_is_replaced() -> None:
     cases = {
         "exit": "exit code 3",
@@ -127,6 +129,7 @@ async def test_dead_worker_fails_its_attempt_and_is_replaced() -> None:
                 assert b"isolated_handlers.py" in (dying.output.tail() or b""), "its stack is in the output"
 
 
+@pytest.mark.landing
 async def test_failure_within_a_worker_is_reported_and_the_worker_goes_on() -> None:
     cases = [
         ("die", "sys-exit", "SystemExit", False),
@@ -191,6 +194,7 @@ async def test_worker_may_stop_by_itself_when_requested(tmp_path: Path) -> None:
     assert read_written(tmp_path / "await") == "stopped True"
 
 
+@pytest.mark.landing
 async def test_attempt_queued_for_a_worker_can_be_cancelled(tmp_path: Path) -> None:
     file = tmp_path / "runs"
     async with runner() as made:
@@ -206,6 +210,7 @@ async def test_attempt_queued_for_a_worker_can_be_cancelled(tmp_path: Path) -> N
     assert taken_back
 
 
+@pytest.mark.landing
 async def test_other_workers_continue_when_one_dies(tmp_path: Path) -> None:
     file = tmp_path / "runs"
     async with runner(processes=2) as made:
@@ -257,6 +262,7 @@ async def test_run_that_lost_two_executors_runs_isolated() -> None:
             assert found is here, losses
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize(
     ("modules", "said"),
     [("no.such.module", "no.such.module"), ("tests.executor.handlers", "has no handler 'alone.echo'")],
@@ -307,6 +313,7 @@ def test_unknown_isolation_is_refused(isolation: Any, words: str) -> None:  # no
     assert str(caught.value) == f"handler 'alone-refused': {said}"
 
 
+@pytest.mark.landing
 @pytest.mark.kafka
 def test_executor_ends_timed_out_cancelled_and_leftover_workers(executing: Executing, tmp_path: Path) -> None:
     """With their children, those that listen and those that are deaf."""
@@ -337,6 +344,7 @@ def test_executor_ends_timed_out_cancelled_and_leftover_workers(executing: Execu
         until(lambda pid=pid: gone(pid), f"{pid} has ended")
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("shown", [5, 20])
 def test_secret_at_the_cut_of_an_isolated_handlers_error_is_redacted(shown: int) -> None:
     """The worker process does not know the secret: a half of it would pass the executor's redaction."""

@@ -82,6 +82,7 @@ def sending(database: Database, info: StackInfo) -> Sending:
     return Sending(database, info.kafka)
 
 
+@pytest.mark.landing
 def test_message_has_the_payload_and_the_runs_identity(sending: Sending) -> None:
     sending.make_topic()
     attempt = sending.attempt(
@@ -129,6 +130,7 @@ def test_tidewheels_own_topics_are_refused(sending: Sending) -> None:
             assert spelling in (outcome.error_message or "")
 
 
+@pytest.mark.landing
 def test_unknown_topic_is_retried(sending: Sending) -> None:
     outcome = sending.send(sending.attempt())
     assert (outcome.kind, outcome.error_type) == (AttemptOutcome.FAILED, "kafka_unknown_topic")

@@ -101,6 +101,7 @@ def test_full_executor_reserves_a_slot_for_the_critical_lane(executing: Executin
         assert {executing.ended(run_id).state for run_id in held} == {"succeeded"}
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("by_message", [True, False], ids=["by message", "by sweep"])
 def test_locked_run_delays_no_other_start_and_starts_when_it_is_free(
     executing: Executing,

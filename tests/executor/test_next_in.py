@@ -2,6 +2,8 @@
 
 from datetime import timedelta
 
+import pytest
+
 from tests.executor import next_handlers
 from tests.executor.handlers import handlers
 from tests.executor.running import Executing
@@ -18,6 +20,7 @@ DELAYS = {
 EXPECTED = DELAYS | {"next.thread": 7_200}
 
 
+@pytest.mark.landing
 def test_next_interval_is_what_a_handler_has_set(executing: Executing) -> None:
     database = executing.database
     for key, seconds in DELAYS.items():

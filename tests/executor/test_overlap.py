@@ -70,6 +70,7 @@ def test_terminate_other_starts_at_once_and_frees_the_slot(executing: Executing,
             assert executing.database.attempts(second) == [(1, "succeeded")], handler
 
 
+@pytest.mark.landing
 @pytest.mark.kafka
 def test_one_slot_suffices_for_terminate_other(executing: Executing, gate: str) -> None:
     """Two executors with a slot each: the second terminates a run and so frees the first one's slot."""
@@ -81,6 +82,7 @@ def test_one_slot_suffices_for_terminate_other(executing: Executing, gate: str) 
         assert executing.ended(second).state == "succeeded"
 
 
+@pytest.mark.landing
 @pytest.mark.kafka
 @pytest.mark.parametrize("policy", ["skip", "buffer_all", "allow_all", "cancel_other"])
 def test_each_of_a_thousand_due_runs_of_one_job_is_decided_by_its_policy(

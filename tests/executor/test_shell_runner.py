@@ -285,6 +285,7 @@ def test_restricted_programs_take_only_variables_that_the_operator_allows() -> N
     assert outcome.kind is AttemptOutcome.SUCCEEDED
 
 
+@pytest.mark.landing
 def test_endless_output_does_not_grow_memory() -> None:
     """256 MiB through both pipes; what is kept is the end of it."""
     size = 128 << 20
@@ -345,6 +346,7 @@ def test_job_memory_is_bounded_by_the_executors_limit() -> None:
     assert run(python(source), shell_memory_bytes=most)[1] == "512\n"
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize(
     ("job", "settings", "error_type", "said"),
     [
@@ -432,6 +434,7 @@ def another_executor(source: str) -> Generator[tuple["subprocess.Popen[str]", li
             process.kill()
 
 
+@pytest.mark.landing
 def test_program_and_its_daemon_are_killed_with_the_executor() -> None:
     source = f"{DAEMON}\nprint(os.getpid(), flush=True)\ntime.sleep(600)"
     with another_executor(source) as (process, pids):

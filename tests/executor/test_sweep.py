@@ -31,6 +31,7 @@ pytestmark = pytest.mark.kafka
 HALF_A_SECOND: dict[str, Any] = {"sweep": timedelta(milliseconds=500)}
 
 
+@pytest.mark.landing
 def test_sweep_claims_messages_that_a_full_executor_holds(executing: Executing, gate: str) -> None:
     """One executor has fetched the message and has every partition; the other claims the run by sweep."""
 
@@ -82,6 +83,7 @@ def test_timely_message_is_not_swept(executing: Executing) -> None:
     assert "sweep" not in came
 
 
+@pytest.mark.landing
 def test_sweep_waits_for_slots_and_not_for_its_interval_while_runs_are_due(executing: Executing) -> None:
     """While the slots are full, a look at the critical lane finds nothing."""
     runs = [executing.trigger("acts.brief", number) for number in range(60)]
@@ -224,6 +226,7 @@ def large_gate() -> Iterator[str]:
     GATES[name].opened.set()
 
 
+@pytest.mark.landing
 def test_large_payloads_of_one_tenant_stop_no_other_tenant_and_no_critical_run(
     executing: Executing, large_gate: str
 ) -> None:

@@ -39,6 +39,7 @@ PROGRAM = {"type": "shell", "argv": [shutil.which("echo"), "here"]}
 PROGRAMS: dict[str, Any] = {"targets": "handler,shell", "shell_allow": "*"}
 
 
+@pytest.mark.landing
 @pytest.mark.kafka
 def test_run_waits_uncounted_for_an_executor_with_its_handler_or_target(executing: Executing) -> None:
     """By message and by sweep, as in a rolling deploy: the message is left."""
@@ -217,6 +218,7 @@ async def begun(load: Loading) -> None:
     assert await asyncio.to_thread(load.begun.acquire, timeout=30)
 
 
+@pytest.mark.landing
 @pytest.mark.process
 def test_executor_without_http_runs_does_not_import_their_library() -> None:
     source = "import sys, tidewheel.executor.loop, tidewheel.control.services; print('aiohttp' in sys.modules)"

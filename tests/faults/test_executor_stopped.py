@@ -176,6 +176,7 @@ def test_shutdown_releases_at_once_and_uncounted(fleet: Fleet, oracle: Oracle, w
         assert sorted(c.status for c in runs) == [RunStatus.SKIPPED, RunStatus.SUCCEEDED]
 
 
+@pytest.mark.landing
 def test_shutdown_drains_and_claims_nothing_more(fleet: Fleet, oracle: Oracle, work: Workload) -> None:
     work.submit()
     held = work.hold()

@@ -14,6 +14,7 @@ from tests.strict_types import ROOT
 pytestmark = pytest.mark.process
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("release", RELEASES, ids=lambda release: release.version)
 def test_release_imports_what_its_processes_need(release: Release, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{build(release, tmp_path)}{os.pathsep}{ROOT}"}

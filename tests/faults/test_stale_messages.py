@@ -53,6 +53,7 @@ def consumed(fleet: Fleet) -> bool:
     return True
 
 
+@pytest.mark.landing
 def test_redelivered_messages_are_dropped(fleet: Fleet, oracle: Oracle, work: Workload) -> None:
     work.submit()
     fleet.start_all(LEASE=LONG_LEASE)

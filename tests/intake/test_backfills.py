@@ -196,6 +196,7 @@ def test_once_in_the_range_is_run_again(clocked: ClockedDatabase) -> None:
     assert ask_backfill(clocked, *between, dry_run=True, what="all").occurrences == 1
 
 
+@pytest.mark.landing
 def test_job_has_at_most_a_hundred_unfinished_backfills(hourly: ClockedDatabase) -> None:
     hourly.apply_batch(*(asking(NOON - HOUR, NOON) for _ in range(100)))
     assert refusal(ask_backfill(hourly, NOON - HOUR, NOON))[2] == "wait for them, or cancel some"

@@ -58,6 +58,7 @@ REJECTED = [
 ]
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize(("bad", "path", "said"), REJECTED)
 def test_readable_invalid_request_is_rejected_with_path_and_remedy(
     requests: Requests, request: pytest.FixtureRequest, bad: bytes, path: str, said: str

@@ -20,6 +20,7 @@ def requests(database: Database, info: StackInfo) -> Requests:
     return Requests(database, info.kafka)
 
 
+@pytest.mark.landing
 def test_fenced_off_member_writes_nothing(requests: Requests) -> None:
     """Another member takes the partition during this batch, and has applied the message."""
     database = requests.database
@@ -65,6 +66,7 @@ CREATE TRIGGER act BEFORE INSERT ON jobs FOR EACH ROW EXECUTE FUNCTION act()
 """
 
 
+@pytest.mark.landing
 def test_rebalance_raises_the_epoch_and_continues_at_the_stored_offset(requests: Requests) -> None:
     offsets: list[int] = []
     for number in range(2):
@@ -75,6 +77,7 @@ def test_rebalance_raises_the_epoch_and_continues_at_the_stored_offset(requests:
     assert requests.database.count("outbox") == 2
 
 
+@pytest.mark.landing
 def test_failed_housekeeping_does_not_end_the_membership(requests: Requests, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consume, "_HOUSEKEEPING_SECONDS", 0.0)
     database = requests.database
@@ -90,6 +93,7 @@ def test_failed_housekeeping_does_not_end_the_membership(requests: Requests, mon
     assert database.rows(STANDS) == [(1, offset + 1)]
 
 
+@pytest.mark.landing
 def test_member_gives_up_only_after_a_time_without_progress(
     fresh_database: Database, info: StackInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +108,7 @@ def test_member_gives_up_only_after_a_time_without_progress(
     assert fresh_database.rows(STANDS) == [(1, offsets[-1] + 1)]
 
 
+@pytest.mark.landing
 def test_batch_with_invalid_data_is_retried_request_by_request(
     fresh_database: Database, info: StackInfo, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -127,6 +132,7 @@ def test_batch_with_invalid_data_is_retried_request_by_request(
     assert "a batch of 4 requests failed" in caplog.text
 
 
+@pytest.mark.landing
 def test_transient_error_is_retried_and_rejects_no_request(
     fresh_database: Database, info: StackInfo, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -141,6 +147,7 @@ def test_transient_error_is_retried_and_rejects_no_request(
     assert [reply.status for reply in requests.replies(b"k")] == ["accepted", "accepted"]
 
 
+@pytest.mark.landing
 def test_messages_are_applied_once_during_a_rebalance(database: Database, info: StackInfo) -> None:
     """A second member joins and takes partitions; a trigger applied twice would be two runs."""
     requests = Requests(database, info.kafka, partitions=4)
@@ -164,6 +171,7 @@ def test_messages_are_applied_once_during_a_rebalance(database: Database, info: 
     assert len(database.job_runs()) == database.count("runs") == 240
 
 
+@pytest.mark.landing
 def test_partition_with_a_missing_offset_is_logged_and_others_continue(
     database: Database, info: StackInfo, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -198,6 +206,7 @@ CREATE TRIGGER too_long AFTER INSERT ON jobs REFERENCING NEW TABLE AS new_rows
 """
 
 
+@pytest.mark.landing
 def test_timed_out_batch_is_retried_in_halves_down_to_one_rejection(
     fresh_database: Database, info: StackInfo, caplog: pytest.LogCaptureFixture
 ) -> None:

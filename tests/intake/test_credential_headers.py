@@ -154,6 +154,7 @@ def test_stored_literal_cannot_be_submitted_again_nor_rolled_back_to(database: D
     assert "headers.Authorization of version 1: is a credential" in error.problem
 
 
+@pytest.mark.landing
 def test_secret_in_the_query_of_a_url_is_shown_nowhere_and_kept_by_a_change(database: Database) -> None:
     url = f"https://example.org/hook?day=1&access_token={CANARY}"
     database.submit("old", target={"type": "http", "url": url})

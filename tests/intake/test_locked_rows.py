@@ -196,6 +196,7 @@ def test_deletion_does_not_wait_for_a_triggering_transaction(shop: Database) -> 
     assert shop.value("SELECT count(*) FROM job_runs") == 0
 
 
+@pytest.mark.landing
 @pytest.mark.kafka
 def test_cancel_of_a_locked_run_blocks_no_other_request(shop: Database, info: StackInfo) -> None:
     shop.submit("other")
@@ -213,6 +214,7 @@ def test_cancel_of_a_locked_run_blocks_no_other_request(shop: Database, info: St
         assert shop.value(UNBLOCKED) is True
 
 
+@pytest.mark.landing
 @pytest.mark.kafka
 def test_completion_of_a_locked_run_blocks_only_its_partition(shop: Database, info: StackInfo) -> None:
     started, other = shop.begun(), shop.begun()
@@ -242,6 +244,7 @@ def about_occurrence(kind: str, run_id: UUID, tenant: str = "default") -> dict[s
     return {"type": kind, name: str(run_id), "tenant": tenant}
 
 
+@pytest.mark.landing
 def test_long_requests_behind_a_locked_run_are_read_again_in_their_order(shop: Database, info: StackInfo) -> None:
     """Intake keeps one megabyte of a partition that waits; these are three, in batches of their own."""
     started = shop.begun()
@@ -279,6 +282,7 @@ def test_request_about_another_tenants_root_or_no_root_waits_for_no_transaction(
             shop.apply_batch(*(about_occurrence("workflow.pause", each.run_id) for each in (other, started)))
 
 
+@pytest.mark.landing
 @pytest.mark.kafka
 def test_blocked_requests_are_redelivered_to_the_next_intake(shop: Database, info: StackInfo) -> None:
     started = shop.begun()

@@ -45,6 +45,7 @@ def test_moved_occurrence_fires_at_its_new_time_with_its_nominal_instant(minutel
     assert datetime.fromisoformat(event.detail["to"]) == minute(minutely, 3.5)
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("to", [0.5, 1.5, 2, 2.5, 6, 6.25], ids=lambda to: f"to_{to}")
 def test_occurrence_may_move_before_behind_or_onto_another(minutely: ClockedDatabase, to: float) -> None:
     override(minutely, "move", 3, to=to)
@@ -100,6 +101,7 @@ def test_one_batch_may_override_several_occurrences_and_jobs(minutely: ClockedDa
         assert found == [minute(minutely, number) for number in wanted]
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("ahead", [5 * SECOND, 60 * SECOND])
 def test_override_within_the_lookahead_retracts_and_recreates_runs(minutely: ClockedDatabase, ahead: timedelta) -> None:
     minutely.advance(57 * SECOND)

@@ -22,6 +22,7 @@ from tests.intake.minutes import (
 from tests.scheduler.firing import fire_due
 
 
+@pytest.mark.landing
 def test_edit_keeps_overrides_of_its_schedules_occurrences_only(minutely: ClockedDatabase) -> None:
     anchor = minute(minutely, 0).isoformat()
     override(minutely, "skip", 2)
@@ -46,6 +47,7 @@ def test_edit_recreates_a_moved_run_by_the_new_version(minutely: ClockedDatabase
     assert {run.job_version for run in minutely.job_runs()} == {2}
 
 
+@pytest.mark.landing
 def test_edit_does_not_retract_a_run_moved_to_an_earlier_past_time(minutely: ClockedDatabase) -> None:
     """Its own instant is ahead, but it has fired: an edit neither takes it back nor fires it again."""
     override(minutely, "move", 3, to=0.5)
@@ -57,6 +59,7 @@ def test_edit_does_not_retract_a_run_moved_to_an_earlier_past_time(minutely: Clo
     assert runs(minutely) == [(3, 0.5), (1, 1), (2, 2), (4, 4)]
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize(
     "change", [submission(**MINUTELY, payload=1), about("job.pause"), "skip"], ids=["edit", "pause", "skip"]
 )
@@ -87,6 +90,7 @@ def move_into_a_pause(minutely: ClockedDatabase, on_resume: str) -> None:
     minutely.advance(0.5 * MINUTE)
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("schedule", ["@every 1m", "@every 10m"], ids=["with the instant", "without it"])
 @pytest.mark.parametrize("on_resume", ["skip", "fire_once", "fire_all"])
 def test_edit_amid_a_pause_records_an_occurrence_moved_ahead_into_it(

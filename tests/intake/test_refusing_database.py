@@ -62,6 +62,7 @@ def waits() -> bool:
     return WAITS in str(faults.why_not_ready())
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize(
     ("add", "drop"), [(ADD_CHECK, DROP_CHECK), (ADD_COLUMN, DROP_COLUMN)], ids=["CHECK", "NOT NULL"]
 )
@@ -94,6 +95,7 @@ def test_constraint_of_a_newer_release_rejects_no_request(
     assert caplog.text.count("intake applies them one by one") <= 1, "a fetch of one request has no batch to split"
 
 
+@pytest.mark.landing
 def test_constraint_without_a_migration_rejects_few_requests(fresh_database: Database, info: StackInfo) -> None:
     """Neither a repeated reply nor an unchanged job proves that the installation is sound."""
     requests = Requests(fresh_database, info.kafka, partitions=2)
@@ -124,6 +126,7 @@ def poisons(count: int, *, first: int = 0) -> list[Mapping[str, object]]:
     return [submission(f"poison-{number}") for number in range(first, first + count)]
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("read_together", [True, False])
 def test_poisoned_requests_in_a_row_block_no_partition(
     fresh_database: Database, info: StackInfo, *, read_together: bool

@@ -146,6 +146,7 @@ def test_tenants_partition_without_a_leader_is_read_later_and_no_member_joins_ag
     assert database.rows("SELECT DISTINCT epoch FROM intake_offsets WHERE topic LIKE '%.requests%'") == [(1,)]
 
 
+@pytest.mark.landing
 @pytest.mark.kafka
 def test_topic_of_a_deleted_tenant_leaves_no_row(requests: Requests, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the deletion goes on each message is refused; after its end the topic is not read."""

@@ -47,6 +47,7 @@ def letters(requests: Requests) -> list[tuple[object, ...]]:
     return requests.database.rows('SELECT "offset", key, value, cut_from, reason FROM dead_letters ORDER BY "offset"')
 
 
+@pytest.mark.landing
 def test_head_length_and_digest_of_a_message_that_is_too_long_are_kept(requests: Requests) -> None:
     value = b'{"type": "job.submit", ' + b"0" * HUGE
     send_packed(requests, value, codec="lz4")
@@ -68,6 +69,7 @@ def test_head_length_and_digest_of_a_message_that_is_too_long_are_kept(requests:
     assert "only the first are stored" in str(redriven.rejections[0]["errors"])
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("messages", [1, 3, 100])
 def test_batch_that_unpacks_to_too_many_bytes_is_stepped_over_alone(requests: Requests, messages: int) -> None:
     [before] = requests.send(submission("before"))
@@ -82,6 +84,7 @@ def test_batch_that_unpacks_to_too_many_bytes_is_stepped_over_alone(requests: Re
     assert str(reason).startswith(f"the batch of {messages} messages from this offset cannot be unpacked")
 
 
+@pytest.mark.landing
 def test_batch_at_the_end_of_its_partition_is_stepped_over(requests: Requests) -> None:
     end = send_packed(requests, b"0" * HUGE, b"1", codec="zstd")
     with requests.running():
@@ -91,6 +94,7 @@ def test_batch_at_the_end_of_its_partition_is_stepped_over(requests: Requests) -
     assert len(letters(requests)) == 1
 
 
+@pytest.mark.landing
 def test_batches_that_are_stepped_over_are_one_line_a_minute_of_their_topic(
     requests: Requests, caplog: pytest.LogCaptureFixture
 ) -> None:

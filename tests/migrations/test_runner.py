@@ -234,6 +234,7 @@ def test_post_files_are_a_step_of_their_own_and_wait_for_other_releases(
         fresh_database.within(require_current)
 
 
+@pytest.mark.landing
 def test_processes_with_a_fresh_heartbeat_are_never_forgotten(
     fresh_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

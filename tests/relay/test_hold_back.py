@@ -222,6 +222,7 @@ STEP = st.tuples(
 )
 
 
+@pytest.mark.landing
 @settings(examples(40, quick=3), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(st.lists(STEP, min_size=2, max_size=6), st.integers(65, 400))
 def test_each_run_leaves_once(

@@ -99,6 +99,7 @@ def test_reads_do_not_wait_for_full_scan(scanning: Relaying, held: Held) -> None
     assert scanning.values(topic) == [b"new", b"late"]
 
 
+@pytest.mark.landing
 def test_late_rows_are_published_once_in_order(scanning: Relaying) -> None:
     """During an open transaction; twice, since one background scan is not the last."""
     topic = scanning.topic("a")
@@ -155,6 +156,7 @@ def test_late_rows_come_in_bounded_batches(scanning: Relaying, reader: Reader, m
     assert len({row[ID] for row in passed(batches)}) == 20
 
 
+@pytest.mark.landing
 def test_reread_rows_are_not_found_by_scan_again(scanning: Relaying, held: Held) -> None:
     """The marks are lowered below rows that a scan in flight will find."""
     past = scanning.due_at(HALF_AN_HOUR)
@@ -381,6 +383,7 @@ def test_relay_measures_by_itself_while_it_publishes(relaying: Relaying, monkeyp
         until(lambda: lag_of(requests, f"{requests}.intake") == 6, "it is measured again")
 
 
+@pytest.mark.landing
 def test_broker_that_is_away_stops_nothing_but_the_measurement(relaying: Relaying) -> None:
     GroupLag(relaying.kafka, Topics(relaying.prefix)).measure()  # nor do topics that are not created yet
     away = GroupLag({"bootstrap.servers": "127.0.0.1:1"}, Topics(relaying.prefix))

@@ -30,6 +30,7 @@ def test_backlog_of_one_instant_is_read_once_in_order(relaying: Relaying) -> Non
     assert relaying.values(topic) == values
 
 
+@pytest.mark.landing
 def test_late_rows_do_not_each_wait_for_full_scan(relaying: Relaying) -> None:
     """A full scan finds one share of a batch, here six rows, once a second; the mark moves back."""
     topic = relaying.topic("a")
@@ -43,6 +44,7 @@ def test_late_rows_do_not_each_wait_for_full_scan(relaying: Relaying) -> None:
     assert relaying.values(topic) == [b"new", *values]
 
 
+@pytest.mark.landing
 def test_events_of_a_long_transaction_leave_in_their_order(relaying: Relaying) -> None:
     """Issue 39, F3: its first events were late by then, and left behind those of the next transaction."""
     topic, database = relaying.topic("a"), relaying.database

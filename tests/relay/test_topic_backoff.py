@@ -107,6 +107,7 @@ def test_rows_read_before_pause_do_not_overtake(relaying: Relaying, publisher: P
     assert relaying.values(topic) == [b"1", b"3"]
 
 
+@pytest.mark.landing
 @pytest.mark.kafka
 def test_rows_of_new_topic_are_published_once_in_order(relaying: Relaying, caplog: pytest.LogCaptureFixture) -> None:
     """Unknown to the broker, or known without leaders: a row stays until it is acknowledged."""

@@ -118,6 +118,7 @@ def load_due_jobs(database: Database, within: timedelta = timedelta(0)) -> None:
         )
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("options", ["", BY_KEY], ids=["", "by key"])
 def test_firing_after_idling_reads_only_due_rows(idle: Database, options: str) -> None:
     session = idle.session(options=options)
@@ -135,6 +136,7 @@ def test_firing_after_idling_reads_only_due_rows(idle: Database, options: str) -
     assert generic_plans(session) == 0
 
 
+@pytest.mark.landing
 def test_batch_reads_only_its_own_rows(idle: Database) -> None:
     """Not all that is due: by its costs the planner would sort it, for each batch."""
     load_due_jobs(idle)
@@ -149,6 +151,7 @@ def test_batch_reads_only_its_own_rows(idle: Database) -> None:
     assert rows_read(idle, "timers") - before < 10 * BURST
 
 
+@pytest.mark.landing
 def test_timers_due_in_backlog_do_not_wait_for_rotation(idle: Database) -> None:
     """Timers that are due by now fire before 10,000 timers of the lookahead."""
     load_due_jobs(idle, within=timedelta(seconds=50))
@@ -164,6 +167,7 @@ def test_timers_due_in_backlog_do_not_wait_for_rotation(idle: Database) -> None:
         assert idle.count("runs") < BURST
 
 
+@pytest.mark.landing
 def test_claims_and_ends_after_idling_read_only_their_rows(idle: Database) -> None:
     """As executors do it: with sessions that look rows up by key."""
     claiming, ending = idle.session(options=KEPT_PLANS), idle.session(options=BY_KEY)
@@ -186,6 +190,7 @@ def test_claims_and_ends_after_idling_read_only_their_rows(idle: Database) -> No
     assert generic_plans(ending) == 0
 
 
+@pytest.mark.landing
 def test_uniform_claims_and_ends_after_idling_read_only_their_rows(idle: Database) -> None:
     """Both keep the plans that they made for empty tables."""
     claiming, ending = idle.session(options=KEPT_PLANS), idle.session(options=UNIFORM)
@@ -252,6 +257,7 @@ def scans_before(database: Database, day: date) -> int:
     return int(scans)
 
 
+@pytest.mark.landing
 def test_rows_since_last_analyze_are_not_scanned_per_end(idle: Database) -> None:
     """Ids grow with time: the planner expects almost none since the last ANALYZE."""
     firing, session = idle.session(), idle.session(options=BY_KEY)

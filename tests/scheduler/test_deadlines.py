@@ -230,6 +230,7 @@ def test_unreadable_run_does_not_block_other_timeouts(still: ClockedDatabase) ->
     assert watching.step() == (0, 1.0)
 
 
+@pytest.mark.landing
 def test_timeouts_are_applied_batch_by_batch(still: ClockedDatabase) -> None:
     still.submit(schedule_to_start="1m")
     still.apply_batch(*({"type": "job.trigger", "key": "job"} for _ in range(700)))

@@ -91,6 +91,7 @@ def test_fault_under_a_running_scheduler_loses_no_occurrence(fresh_database: Dat
     assert database.count("skips") == 0
 
 
+@pytest.mark.landing
 def test_fault_of_another_duty_delays_no_firing(fresh_database: Database) -> None:
     """Cancelling by filter lacks its column: firing needs none of it."""
     database = fresh_database
@@ -105,6 +106,7 @@ def test_fault_of_another_duty_delays_no_firing(fresh_database: Database) -> Non
         until(lambda: faults.why_not_ready() is None, "it works again")
 
 
+@pytest.mark.landing
 def test_one_error_of_many_jobs_leaves_none_quarantined(
     fresh_database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:

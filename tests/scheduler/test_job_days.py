@@ -172,6 +172,7 @@ def instants(database: Database, key: str) -> list[datetime]:
     return [at for (at,) in database.rows(INSTANTS, [job_id("default", key)])]
 
 
+@pytest.mark.landing
 def test_locked_table_delays_no_firing(fresh_database: Database) -> None:
     """Another transaction holds the lock that a new partition needs; firing needs none of it."""
     database, today = fresh_database, day_of(fresh_database.now())

@@ -38,6 +38,7 @@ def requested(client: Client, rate: float | None = None) -> UUID:
     return redrive_id
 
 
+@pytest.mark.landing
 def test_a_rate_holds_over_all_schedulers(client: Client, clocked: ClockedDatabase) -> None:
     for _ in range(30):
         fail(clocked)

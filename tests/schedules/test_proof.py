@@ -31,6 +31,7 @@ WINDOWS_IN_SLICE = 280 if examples.FULL else 56
 WEEKS_IN_SLICE = 20 if examples.FULL else 8
 
 
+@pytest.mark.landing
 def test_library_equals_brute_force_near_every_clock_change(
     request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -282,6 +282,7 @@ def credentials(target: HttpTarget) -> dict[str, str | None]:
     return {call.headers["tidewheel-job-key"]: call.headers.get("authorization") for call in target.received}
 
 
+@pytest.mark.landing
 @pytest.mark.postgres
 @pytest.mark.kafka
 def test_secret_of_every_way_in_is_sent_and_replaced_without_a_restart(fleet: Fleet, tmp_path: Path) -> None:

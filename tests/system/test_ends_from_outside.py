@@ -68,6 +68,7 @@ def test_failed_202_is_retried_with_a_new_token(fleet: Fleet, client: Client) ->
     assert (run.state, run.attempt, run.result) == ("succeeded", 2, b'"done"')
 
 
+@pytest.mark.landing
 @pytest.mark.kafka
 def test_waiting_run_is_cancelled_at_once(fleet: Fleet, client: Client) -> None:
     with serving(Answer(202)) as target:
@@ -79,6 +80,7 @@ def test_waiting_run_is_cancelled_at_once(fleet: Fleet, client: Client) -> None:
             client.task_tokens.complete(target.received[0].headers[TOKEN])
 
 
+@pytest.mark.landing
 @pytest.mark.kafka
 def test_kafka_target_ends_with_its_reply(fleet: Fleet, client: Client) -> None:
     topic = f"orders-{uuid4().hex[:8]}"
@@ -109,6 +111,7 @@ def test_kafka_target_ends_with_its_reply(fleet: Fleet, client: Client) -> None:
     assert third.state == "cancelled"
 
 
+@pytest.mark.landing
 @pytest.mark.kafka
 def test_hanging_targets_time_out_and_block_nothing(fleet: Fleet, client: Client) -> None:
     over = threading.Event()

@@ -161,6 +161,7 @@ def test_migrate_names_the_remedy_where_the_role_may_create_no_schema(fresh_data
     fresh_database.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(role)))
 
 
+@pytest.mark.landing
 @pytest.mark.process
 def test_commands_that_name_a_home_find_the_schema_there(info: StackInfo, monkeypatch: pytest.MonkeyPatch) -> None:
     schema, home = f"s{uuid4().hex[:10]}", str(info.data_dir)

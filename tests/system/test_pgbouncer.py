@@ -136,6 +136,7 @@ def test_service_without_a_database_is_live_and_not_ready(fleet: Fleet, info: St
         fleet.until(lambda: get(service, "/readyz") == (200, "ok\n"), f"{service.role} is ready again")  # noqa: B023
 
 
+@pytest.mark.landing
 @pytest.mark.postgres
 @pytest.mark.kafka
 def test_draining_executor_is_not_ready(fleet: Fleet, oracle: Oracle) -> None:

@@ -102,6 +102,7 @@ def settings_of_sessions(url: str, count: int = SESSIONS) -> list[list[str | Non
     return [[value or None for value in row[1:]] for row in rows]
 
 
+@pytest.mark.landing
 def test_clients_of_several_tenants_on_a_few_sessions_see_their_own_alone(database: Database, pooled: str) -> None:
     before = settings_of_sessions(pooled)
 
@@ -154,6 +155,7 @@ def test_forty_async_clients_on_four_sessions_lose_and_double_nothing(database: 
     assert {run.run_id for run in database.job_runs()} == set[UUID]().union(*triggered)
 
 
+@pytest.mark.landing
 def test_api_of_several_tenants_on_a_few_sessions_shows_each_its_own(database: Database) -> None:
     keys = create_tenants(database)
     with (
@@ -333,6 +335,7 @@ def test_migrate_works_through_a_pooler_in_session_mode(empty_database: Database
     assert empty_database.count("jobs") == 0
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("schema", [None, "shop"])
 def test_command_that_reads_once_finds_the_schema_and_leaves_nothing_in_a_session(
     empty_database: Database, monkeypatch: pytest.MonkeyPatch, schema: str | None

@@ -101,6 +101,7 @@ def test_simulation_equals_a_scheduler(clocked: ClockedDatabase) -> None:
     ] == skipped
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize(
     ("fields", "arguments", "path"),
     [

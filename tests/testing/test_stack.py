@@ -41,6 +41,7 @@ def test_clock_stays_where_it_is_set(tidewheel: Tidewheel) -> None:
         tidewheel.set_time("2027-03-01T12:00:00")
 
 
+@pytest.mark.landing
 def test_advanced_clock_fires_each_occurrence_at_its_instant(tidewheel: Tidewheel) -> None:
     tidewheel.set_time(NOON)
     tidewheel.submit(job(schedule={"cron": "0 * * * *"}))
@@ -132,6 +133,7 @@ def test_an_application_enqueues_in_its_own_transaction(tidewheel: Tidewheel) ->
     assert [run.run_id for run in tidewheel.assert_fired("job", times=1)] == [run_id]
 
 
+@pytest.mark.landing
 def test_pause_on_failure_is_requested_and_applied(tidewheel: Tidewheel) -> None:
     fragile: dict[str, Any] = {"retry": {"max_attempts": 1}, "pause_on_failure": 2, "schedule": "@every 1h"}
     tidewheel.submit(job(target="testing.fail-until", payload=9, **fragile))

@@ -69,6 +69,7 @@ def test_shares_differ_by_one_at_most(members: list[UUID], things: int) -> None:
     assert set(sizes) <= {things // len(members), -(-things // len(members))}
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("things", [SLICES, 64, 1024])
 @pytest.mark.parametrize("count", [2, 3, 5, 8, 20])
 def test_join_or_leave_moves_little_more_than_one_share(things: int, count: int) -> None:

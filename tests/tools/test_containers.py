@@ -44,6 +44,7 @@ def refused(folder: Path, *command: str, tool: str = "containers", programs: tup
     return done.stderr
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize(
     ("tool", "lacking", "package"),
     [
@@ -57,10 +58,12 @@ def test_missing_program_is_named_with_its_package(tmp_path: Path, tool: str, la
     assert f"{lacking} is missing: run `apt-get install {package}`" in refused(tmp_path, tool=tool, programs=there)
 
 
+@pytest.mark.landing
 def test_user_who_is_not_root_gets_the_command(tmp_path: Path) -> None:
     assert "run `sudo make containers`" in refused(tmp_path, "-c", NOT_ROOT)
 
 
+@pytest.mark.landing
 def test_port_in_use_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 29092)):
         assert "29092" in refused(tmp_path)

@@ -54,6 +54,7 @@ def test_setup_takes_an_interpreter_with_pgo_or_python3() -> None:
     assert "with PGO" in reason
 
 
+@pytest.mark.landing
 @pytest.mark.process
 def test_setup_uses_the_interpreter_of_the_variable_python() -> None:
     def commands(*variables: str) -> str:

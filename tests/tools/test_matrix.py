@@ -16,6 +16,7 @@ def test_page_equals_the_records() -> None:
     assert PAGE.read_text(encoding="utf-8") == current_page(), "run `make matrix`"
 
 
+@pytest.mark.landing
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("cell", "refusal"),

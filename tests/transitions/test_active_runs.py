@@ -82,6 +82,7 @@ def _triggered(database: Database, key: str, count: int, policy: Overlap) -> lis
     return [Claim(UUID(reply.run_id), 1, 1, "test/0/0@0") for reply in replies]
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("policy", [Overlap.SKIP, Overlap.BUFFER_ALL, Overlap.CANCEL_OTHER, Overlap.ALLOW_ALL])
 def test_statements_and_locks_of_a_claim_do_not_grow_with_the_runs_of_its_job(
     database: Database, policy: Overlap

@@ -90,6 +90,7 @@ CHAIN: list[dict[str, object]] = [
 ]
 
 
+@pytest.mark.landing
 def test_random_batches_end_as_their_parents_say_under_rollbacks(jobs: Database) -> None:
     """Then a resume, in which no run fails, ends likewise."""
     draws = random.Random(5)  # noqa: S311 - a test's draws

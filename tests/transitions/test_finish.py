@@ -102,6 +102,7 @@ def test_dead_letter_holds_the_payload_if_there_is_one(database: Database) -> No
         assert (request.payload, request.payload_content_type) == (told if run else (None, None)), (job, run)
 
 
+@pytest.mark.landing
 def test_dead_letter_holds_the_newest_hundred_attempts(with_job: Database) -> None:
     run_id = with_job.trigger()
     for _ in range(101):

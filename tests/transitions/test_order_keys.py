@@ -372,6 +372,7 @@ def test_runs_without_an_order_read_no_key(still: ClockedDatabase, monkeypatch: 
     still.succeed(still.begin(still.trigger()))
 
 
+@pytest.mark.landing
 def test_orders_hold_under_failures_retries_and_deaths(with_job: Database) -> None:
     """Threads claim, end and die at random; a run starts only when none before it is open."""
     keys, runs = 8, 80

@@ -453,6 +453,7 @@ class _Death(Exception):
     """The process dies before its transaction commits."""
 
 
+@pytest.mark.landing
 @pytest.mark.property
 @pytest.mark.parametrize(
     ("overlap", "in_flight"), [(Overlap.ALLOW_ALL, None), (Overlap.BUFFER_ALL, None), (Overlap.ALLOW_ALL, 5)]

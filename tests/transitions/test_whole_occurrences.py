@@ -176,6 +176,7 @@ def test_a_paused_occurrence_keeps_its_place(database: Database, session: Sessio
     assert_nothing_left(database)
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("failing", ["a", "b"])
 def test_a_resumed_occurrence_holds_its_place_again(database: Database, failing: str) -> None:
     put(database, CHAIN, overlap="skip")

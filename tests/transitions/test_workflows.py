@@ -229,6 +229,7 @@ def test_a_blocked_run_that_is_cancelled_counts_as_ended(database: Database) -> 
     assert_nothing_left(database)
 
 
+@pytest.mark.landing
 def test_a_fan_out_of_a_thousand_and_back_in(database: Database) -> None:
     middle = [f"m-{number}" for number in range(1000)]
     put(database, {"a": []} | {key: after("a") for key in middle} | {"end": after(*middle)})
@@ -247,6 +248,7 @@ def random_graph(draws: random.Random, nodes: int) -> Parents:
     return graph
 
 
+@pytest.mark.landing
 @pytest.mark.property
 @pytest.mark.parametrize("seed", range(3 if FULL else 1))
 def test_random_graphs_end_as_a_model_says_under_rollbacks(database: Database, seed: int) -> None:

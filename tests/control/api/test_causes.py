@@ -55,6 +55,7 @@ def fail_before(database: Database, key: str, times: int, ago: str) -> None:
     )
 
 
+@pytest.mark.landing
 def test_job_that_fails_in_a_row_fails_until_it_succeeds(client: ApiClient) -> None:
     database = client.database
     database.submit(HOSTILE, retry=ONCE)
@@ -89,6 +90,7 @@ def test_each_error_of_a_job_is_a_cause_with_its_own_newest_message(client: ApiC
     assert found == [(3, "KeyError: nth 4"), (2, "TimeoutError: nth 3")]
 
 
+@pytest.mark.landing
 def test_causes_that_fail_then_with_more_harm_then_with_newer_failures_come_first(client: ApiClient) -> None:
     database = client.database
     for key in ("old", "row", "one", "many"):

@@ -42,6 +42,7 @@ def test_schema_is_found_by_the_fingerprint_of_a_message(client: httpx.Client, d
         refusal(client.get(f"/api/v1/schemas/{nothing}"), HTTPStatus.NOT_FOUND)
 
 
+@pytest.mark.landing
 def test_schemas_of_other_releases_are_read_one_at_a_time(database: Database, fresh_database: Database) -> None:
     newer = b"\x01" * 8
     own = all_schemas()[0]

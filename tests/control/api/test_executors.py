@@ -275,6 +275,7 @@ def test_outcome_of_another_executors_attempt_is_refused(
     assert database.open_run(run_id).state == "running"
 
 
+@pytest.mark.landing
 def test_expired_executor_loses_its_attempts_and_gets_404(database: Database) -> None:
     run_id = a_run(database)
     with answering(database, lease=timedelta(seconds=3)) as client:

@@ -199,6 +199,7 @@ def test_bodies_of_one_key_leave_memory_to_others(door: ApiClient, monkeypatch: 
         assert answered(other) == HTTPStatus.UNSUPPORTED_MEDIA_TYPE
 
 
+@pytest.mark.landing
 def test_long_answer_to_a_key_is_not_cut_as_a_strangers_is(door: ApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "_REQUEST_SECONDS", 2.0)  # a busy machine may take some of it to read the key
     key = created(door.database, "read")

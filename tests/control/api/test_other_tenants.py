@@ -63,6 +63,7 @@ def _fields(schema: dict[str, Any], client: ApiClient) -> set[str]:
     return set(schema.get("properties", {}))
 
 
+@pytest.mark.landing
 def test_no_route_reads_or_changes_another_tenant_than_that_of_the_key(door: ApiClient) -> None:
     with Client(door.database.url, tenant=_OTHER) as owner:
         owner.submit({"key": "theirs", "schedule": "@every 400d", "target": "a"})

@@ -246,6 +246,7 @@ def test_quiet_stream_sends_comments_and_ends_with_the_api(database: Database, m
         assert set(rest.result(60)) <= {"", ": alive"}
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize(("limit", "value"), [("_UNREAD_SECONDS", 0.5), ("_UNREAD_BYTES", 0)])
 def test_stream_whose_client_stops_reading_ends_and_takes_nothing_from_beats(
     client: httpx.Client, database: Database, monkeypatch: pytest.MonkeyPatch, limit: str, value: float

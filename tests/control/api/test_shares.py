@@ -86,6 +86,7 @@ def one_more(door: ApiClient, key: str) -> HTTPStatus:
             return HTTPStatus.GATEWAY_TIMEOUT
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("held", ["request id", "job"])
 def test_wait_for_a_lock_holds_no_thread_that_others_need(
     door: ApiClient, held: str, monkeypatch: pytest.MonkeyPatch
@@ -230,6 +231,7 @@ def test_bulk_of_500_jobs_costs_its_tenant_500_requests(door: ApiClient) -> None
     assert "the API keys of tenant acme have sent too many" in refused["detail"]
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("call", ["heartbeat", "register"])
 def test_executors_of_a_tenant_fill_no_queue_for_those_of_others(database: Database, call: str) -> None:
     """A key may register a thousand executors: each of its requests is of another one."""
@@ -264,6 +266,7 @@ def test_executors_of_a_tenant_fill_no_queue_for_those_of_others(database: Datab
             assert [each.result() for each in asked] == [None] * 36
 
 
+@pytest.mark.landing
 def test_queue_that_one_tenant_has_filled_takes_the_requests_of_others(door: ApiClient) -> None:
     greedy = [created(door.database, "read") for _ in range(5)]
     other = created(door.database, "read", tenant="acme")
@@ -300,6 +303,7 @@ def test_streams_of_a_key_and_of_a_tenant_leave_half_to_others(
         assert statuses == [200, 200, 503, 200, 200, 503, 503, 503, 503]
 
 
+@pytest.mark.landing
 def test_strangers_keep_out_neither_static_files_nor_sign_in_nor_tokens_in_bodies(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,6 +340,7 @@ def test_strangers_keep_nobody_out_of_sign_in(database: Database, monkeypatch: p
         assert client.get("/sign-in", headers=without).status_code == HTTPStatus.OK
 
 
+@pytest.mark.landing
 def test_strangers_behind_a_trusted_proxy_take_turns_by_their_addresses(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -371,6 +376,7 @@ def test_form_that_does_not_come_is_refused(database: Database, monkeypatch: pyt
         assert slow.recv(100).startswith(b"HTTP/1.1 408 ")
 
 
+@pytest.mark.landing
 def test_cancellations_of_a_tenant_leave_most_of_the_time_to_claims(door: ApiClient) -> None:
     keys = [created(door.database, rate=10_000) for _ in range(3)]
     over = Event()
@@ -391,6 +397,7 @@ def test_cancellations_of_a_tenant_leave_most_of_the_time_to_claims(door: ApiCli
     assert 0 < sum(blocked) < 200
 
 
+@pytest.mark.landing
 def test_time_before_claims_are_blocked_keeps_no_freeze_waiting(
     door: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

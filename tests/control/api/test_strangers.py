@@ -158,6 +158,7 @@ def test_body_too_long_is_refused_before_all_of_it_comes(database: Database, *, 
         assert one.recv(100).startswith(b"HTTP/1.1 413 ")
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("kind", ["idle", "slow heads", "slow bodies"])
 def test_two_hundred_strangers_do_not_slow_down_beats(database: Database, kind: str) -> None:
     body = f"POST /api/v1/runs/{uuid4()}:complete HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{{"

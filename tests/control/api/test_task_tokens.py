@@ -64,6 +64,7 @@ def test_repeated_request_id_gets_the_first_reply_and_another_completion_changes
     assert len(database.completions()) == 1
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("verb", ["complete", "heartbeat"])
 @pytest.mark.parametrize("in_header", [True, False])
 def test_forged_token_is_refused_without_a_transaction_and_uses_up_no_request_id(

@@ -33,6 +33,7 @@ def works(database: Database) -> list[str]:
     return [str(each) for each in reversed([*found, *retries])]
 
 
+@pytest.mark.landing
 def test_all_work_lies_on_pages_also_of_one_kind(database: Database, works: list[str]) -> None:
     kinds: dict[Kind | None, list[str]] = {None: works, "backfill": works[4:], "retry": works[:4], "purge": []}
     with answering(database) as api, Client(database.url) as client:

@@ -142,6 +142,7 @@ def tenants_of(archive: Path, day: date) -> list[str]:
     return found
 
 
+@pytest.mark.landing
 def test_archived_run_is_found_by_its_id_through_every_door(clocked: ClockedDatabase, archive: Path, day: date) -> None:
     clocked.submit(labels={"team": "billing"}, retry={"max_attempts": 2})
     started = clocked.begun()
@@ -176,6 +177,7 @@ def test_archived_run_is_found_by_its_id_through_every_door(clocked: ClockedData
         assert api.get(f"/api/v1/runs/{unknown}").status_code == HTTPStatus.NOT_FOUND
 
 
+@pytest.mark.landing
 def test_verify_finds_each_flipped_bit_missing_and_added_file(
     clocked: ClockedDatabase, archive: Path, day: date, small: None
 ) -> None:
@@ -216,6 +218,7 @@ def test_verify_finds_each_flipped_bit_missing_and_added_file(
     assert all("checksum differs" in done.err.replace("\n  ", " ") for done in damaged)
 
 
+@pytest.mark.landing
 def test_repeat_writes_the_same_files_and_adopts_what_stands(
     clocked: ClockedDatabase, archive: Path, day: date, small: None
 ) -> None:
@@ -246,6 +249,7 @@ def test_repeat_writes_the_same_files_and_adopts_what_stands(
     assert refused.startswith(f"the archive has {day} with 21 runs of default, but the database has 22; move the")
 
 
+@pytest.mark.landing
 def test_first_day_is_whole_whatever_retention_does(
     clocked: ClockedDatabase, archive: Path, day: date, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,6 +270,7 @@ def test_first_day_is_whole_whatever_retention_does(
     assert ("finished_runs", day - DAY) in {(each.table, each.day) for each in pass_day(clocked, DAY)}
 
 
+@pytest.mark.landing
 def test_forgotten_archive_is_adopted_with_the_days_that_are_dropped(
     clocked: ClockedDatabase, archive: Path, day: date, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,6 +289,7 @@ def test_forgotten_archive_is_adopted_with_the_days_that_are_dropped(
     assert str(day) not in json_output(clocked, "admin", "archive", "run")["adopted"], "its runs are removed"
 
 
+@pytest.mark.landing
 def test_reader_of_a_day_that_is_rewritten_finds_its_run(clocked: ClockedDatabase, archive: Path, day: date) -> None:
     clocked.submit()
     bad = failed(clocked)
@@ -305,6 +311,7 @@ def test_reader_of_a_day_that_is_rewritten_finds_its_run(clocked: ClockedDatabas
         find_record(FolderStore(archive), [day], "default", bad)
 
 
+@pytest.mark.landing
 def test_day_is_dropped_only_when_it_is_closed_and_archived(clocked: ClockedDatabase, day: date) -> None:
     """`complete_in` writes an end that its caller may commit hours later."""
     clocked.submit()
@@ -321,6 +328,7 @@ def test_day_is_dropped_only_when_it_is_closed_and_archived(clocked: ClockedData
     assert ("finished_runs", day) in {(each.table, each.day) for each in pass_day(clocked, DAY)}
 
 
+@pytest.mark.landing
 @pytest.mark.usefixtures("day")  # yesterday closes some time after midnight
 def test_folder_without_the_last_day_is_not_the_archive(
     clocked: ClockedDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -336,6 +344,7 @@ def test_folder_without_the_last_day_is_not_the_archive(
     assert "recorded: mount the folder, correct TIDEWHEEL_ARCHIVE" in done.err.replace("\n  ", " ")
 
 
+@pytest.mark.landing
 def test_deleted_tenant_leaves_the_archive(clocked: ClockedDatabase, archive: Path, day: date, small: None) -> None:
     names = ["a-1", "acme", "Acme", "default"]
     clocked.submit()
@@ -361,6 +370,7 @@ def test_deleted_tenant_leaves_the_archive(clocked: ClockedDatabase, archive: Pa
         assert found.code == (ExitCode.NOT_FOUND if tenant == "acme" else 0)
 
 
+@pytest.mark.landing
 def test_restored_day_is_readable_by_sql_with_its_facts(clocked: ClockedDatabase, archive: Path, day: date) -> None:
     clocked.submit(labels={"team": "billing"})
     bad = failed(clocked)
@@ -383,6 +393,7 @@ def test_restored_day_is_readable_by_sql_with_its_facts(clocked: ClockedDatabase
     assert refused.startswith("DAY: the archive has no day 2020-02-02")
 
 
+@pytest.mark.landing
 def test_unread_archive_is_named_where_a_run_is_missing(
     clocked: ClockedDatabase, day: date, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -415,6 +426,7 @@ def test_restore_from_a_wrong_folder_names_folder_and_setting(
     assert "correct TIDEWHEEL_ARCHIVE" in text
 
 
+@pytest.mark.landing
 def test_drop_of_a_day_that_is_not_restored_is_refused(clocked: ClockedDatabase, archive: Path, day: date) -> None:
     clocked.submit()
     clocked.execute(ADD_RUNS, {"at": clocked.now(), "tenants": ["default"], "runs": 2})
@@ -430,6 +442,7 @@ def test_drop_of_a_day_that_is_not_restored_is_refused(clocked: ClockedDatabase,
         assert clocked.value("SELECT count(*) FROM tidewheel_archive.finished_runs") == 0
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("text", [b"{", b"{}", b"\xff"])
 def test_damaged_manifest_has_a_remedy(clocked: ClockedDatabase, archive: Path, day: date, text: bytes) -> None:
     clocked.submit()
@@ -446,6 +459,7 @@ def test_damaged_manifest_has_a_remedy(clocked: ClockedDatabase, archive: Path, 
     json_output(clocked, "admin", "archive", "restore", day)
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("name", ["../../secret", "/etc/passwd", "..", "a/b", ""])
 def test_manifest_names_no_file_beyond_its_folder(
     clocked: ClockedDatabase, archive: Path, day: date, name: str

@@ -34,6 +34,7 @@ def shop(clocked: ClockedDatabase) -> Iterator[ClockedDatabase]:
         yield database
 
 
+@pytest.mark.landing
 def test_two_installations_archive_and_restore_their_own_days_at_once(
     clocked: ClockedDatabase, shop: ClockedDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

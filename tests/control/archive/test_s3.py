@@ -50,6 +50,7 @@ def environment(server: str, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPa
     return monkeypatch
 
 
+@pytest.mark.landing
 def test_day_is_archived_verified_and_read_in_a_bucket(clocked: ClockedDatabase) -> None:
     day = day_of(clocked.now())
     clocked.stop_clock(datetime.combine(day, time(12), UTC))

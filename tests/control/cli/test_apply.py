@@ -188,6 +188,7 @@ def test_missing_file_is_reported_before_a_job_is_applied(
     assert keys(database) == []
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("begun", ["[\n", "", GOOD + "\n"], ids=["array", "yaml", "lines"])
 def test_applied_jobs_are_counted_if_the_rest_is_unreadable(database: Database, write: Write, begun: str) -> None:
     jobs = "".join(GOOD.replace('"a"', f'"job-{number}"') + "\n" for number in range(SUBMIT_BATCH))
@@ -282,6 +283,7 @@ def test_unknown_tenant_is_reported_for_each_job(database: Database, write: Writ
     assert (done.code, "there is no tenant 'nobody'" in done.err) == (1, True)
 
 
+@pytest.mark.landing
 def test_bulk_load_of_many_batches_is_whole(database: Database, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIDEWHEEL_DATABASE_URL", database.url)
     jobs = "".join(GOOD.replace('"a"', f'"job-{number}"') + "\n" for number in range(4500))

@@ -29,6 +29,7 @@ def secrets_of(stack: LocalStack) -> list[str]:
     return [state.password, *state.kafka_passwords.model_dump().values()]
 
 
+@pytest.mark.landing
 @pytest.mark.kafka
 @pytest.mark.process
 def test_an_evaluated_env_reaches_database_and_broker_without_a_password(stack: LocalStack, info: StackInfo) -> None:
@@ -46,6 +47,7 @@ def test_an_evaluated_env_reaches_database_and_broker_without_a_password(stack: 
     assert not [secret for secret in secrets_of(stack) if secret in done.stdout]
 
 
+@pytest.mark.landing
 @pytest.mark.kafka
 @pytest.mark.process
 def test_properties_with_secrets_let_a_kafka_client_in(stack: LocalStack) -> None:
@@ -62,6 +64,7 @@ def test_properties_with_secrets_let_a_kafka_client_in(stack: LocalStack) -> Non
     assert AdminClient({**config, "log_level": 0}).list_topics(timeout=30).brokers
 
 
+@pytest.mark.landing
 @pytest.mark.kafka
 @pytest.mark.process
 def test_psql_needs_no_password_and_passes_its_arguments_on(stack: LocalStack) -> None:
@@ -122,6 +125,7 @@ def test_values_of_the_shell_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None
     assert "export TIDEWHEEL_KAFKA_BOOTSTRAP='a;$(reboot)'" in out
 
 
+@pytest.mark.landing
 @pytest.mark.process
 def test_a_home_without_a_running_stack_is_named_with_the_remedy(tmp_path: Path) -> None:
     done = process("env", "--home", str(tmp_path))
@@ -132,6 +136,7 @@ def test_a_home_without_a_running_stack_is_named_with_the_remedy(tmp_path: Path)
     )
 
 
+@pytest.mark.landing
 @pytest.mark.process
 def test_a_missing_psql_is_reported_with_the_address(tmp_path: Path) -> None:
     environment = bare(

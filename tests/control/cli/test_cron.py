@@ -22,6 +22,7 @@ def explained(*arguments: object) -> Any:  # noqa: ANN401 - as json.loads
     return explain(*arguments, "--output", "json").json
 
 
+@pytest.mark.landing
 @pytest.mark.process
 def test_skipped_local_time_is_marked_at_its_replacement() -> None:
     done = process("admin", "cron", "explain", "30 2 * * *", *SPRING, "-n", "2")

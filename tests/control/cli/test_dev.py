@@ -46,6 +46,7 @@ def test_down_without_a_stack_does_nothing_and_reports_it(tmp_path: Path) -> Non
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.landing
 @pytest.mark.kafka
 def test_status_shows_how_to_reach_the_stack_and_no_password(stack: LocalStack) -> None:
     done = tidewheel(None, "status", "--home", str(stack.home))

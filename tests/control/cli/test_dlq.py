@@ -51,6 +51,7 @@ def test_dead_letter_is_shown_whole(letters: Database) -> None:
     assert tidewheel(letters, "dlq", "show", 404).refusal.startswith("id: there is no dead letter 404")
 
 
+@pytest.mark.landing
 def test_dead_letters_are_redriven_by_id_and_by_filter(letters: Database) -> None:
     message, late, plain = numbers(letters)
     dry = json_output(letters, "dlq", "redrive", "--job", "job", "--dry-run")

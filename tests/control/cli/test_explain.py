@@ -36,6 +36,7 @@ def test_future_occurrence_is_explained_with_its_clock_change(nightly: ClockedDa
     assert found["version"]["number"] == 1
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("at", ["2026-03-30T02:30", "30 Mar 2026 2:30"])
 def test_a_time_without_an_offset_is_one_of_the_zone_of_the_job(nightly: ClockedDatabase, at: str) -> None:
     same = json_output(nightly, "explain", "nightly", "--at", "2026-03-30T00:30Z")

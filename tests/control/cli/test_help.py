@@ -82,6 +82,7 @@ def test_version_and_help_import_no_command() -> None:
     assert not [name for name in modules if below(name, NEVER_FOR_HELP)]
 
 
+@pytest.mark.landing
 @pytest.mark.process
 @pytest.mark.parametrize(("group", "printed"), [("job", "no jobs\n"), ("run", "no runs\n")])
 def test_a_list_imports_no_service(database: Database, group: str, printed: str) -> None:
@@ -141,6 +142,7 @@ def test_exit_codes_tell_not_found_refused_and_unavailable_apart(database: Datab
     assert tidewheel(database, "job", "list", "--no-such-flag").code == ExitCode.USAGE
 
 
+@pytest.mark.landing
 @pytest.mark.process
 def test_a_closed_pipe_ends_quietly(database: Database) -> None:
     command = "from tidewheel.control.cli.main import main; main()"
@@ -158,6 +160,7 @@ def test_a_closed_pipe_ends_quietly(database: Database) -> None:
     assert (done.returncode, done.stderr) == (ExitCode.CLOSED_PIPE, "")
 
 
+@pytest.mark.landing
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("words", "target"),

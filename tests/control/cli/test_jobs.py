@@ -3,6 +3,8 @@
 from datetime import timedelta
 from uuid import UUID
 
+import pytest
+
 from tests.control.cli.command import NO_DATABASE, Done, json_output, tidewheel
 from tests.fixtures.database import Database
 from tidewheel.audit import process_user
@@ -60,6 +62,7 @@ def test_local_time_is_read_in_the_zone(database: Database) -> None:
     assert json_output(database, "job", "show", "once")["next_at"] == "2099-07-01T06:00:00Z"
 
 
+@pytest.mark.landing
 def test_target_flag_sets_the_target(database: Database) -> None:
     """An edit keeps the target's other fields; a target of another type replaces it whole."""
     cases: list[tuple[tuple[str, ...], dict[str, object]]] = [
@@ -164,6 +167,7 @@ def test_update_changes_only_the_fields_of_its_flags(database: Database) -> None
     assert json_output(database, "job", "update", "nightly", "--every", "60m")["unchanged"]
 
 
+@pytest.mark.landing
 def test_a_file_replaces_the_whole_job(database: Database) -> None:
     create(database, *NIGHTLY, "--label", "team=stock")
     text = '{"key": "nightly", "schedule": "manual", "target": "count-stock"}'
@@ -201,6 +205,7 @@ def test_trigger_prints_the_id_of_its_run(database: Database) -> None:
     assert refusal.startswith("--delay: 'soon' is not a duration")
 
 
+@pytest.mark.landing
 def test_a_list_is_narrowed_and_paged(database: Database) -> None:
     for number in range(5):
         manual(database, f"a-{number}", "--label", f"even={number % 2 == 0}", "--label", "x=1")
@@ -238,6 +243,7 @@ def test_unmigrated_database_is_reported_in_one_line(fresh_database: Database) -
     assert "`tidewheel migrate`" in tidewheel(fresh_database, "job", "list").refusal
 
 
+@pytest.mark.landing
 def test_triggers_with_a_dedupe_key_share_a_run(database: Database) -> None:
     manual(database, "a")
     shared = ("job", "trigger", "a", "--dedupe-key", "k", "--window", "10m")
@@ -266,6 +272,7 @@ OF_A_JOB = (
 )  # fmt: skip
 
 
+@pytest.mark.landing
 def test_unknown_key_is_refused_by_every_command(database: Database) -> None:
     for words in OF_A_JOB:
         done = tidewheel(database, *words.format("dialy-report").split())

@@ -2,6 +2,8 @@
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from tests.control.cli.command import json_output, tidewheel
 from tests.control.reads.test_waits import executor
 from tests.fixtures.acts import HANDLER
@@ -15,6 +17,7 @@ def next_of(database: Database, key: str) -> tuple[str | None, str | None]:
     return json_output(database, "job", "show", key)["next_at"], jobs[key]
 
 
+@pytest.mark.landing
 def test_run_created_ahead_is_the_next_occurrence(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(datetime(2026, 3, 6, 8, 59, 58, tzinfo=UTC))
     for key, schedule in (

@@ -89,6 +89,7 @@ def hourly(clocked: ClockedDatabase) -> ClockedDatabase:
     return clocked
 
 
+@pytest.mark.landing
 def test_a_past_range_is_backfilled_shown_paused_resumed_and_cancelled(hourly: ClockedDatabase) -> None:
     made = json_output(hourly, "job", "backfill", "hourly", *RANGE, "--max-concurrent", 2, "--reason", "an outage")
     backfill_id = made["backfill_id"]

@@ -63,6 +63,7 @@ def test_a_narrow_table_of_ordinary_rows_has_its_sentences_below_them() -> None:
 HOSTILE = "red \x1b[31mtext\x07 \x9b2J\r\nnext \u202e\tline"
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("columns", [None, 80])
 def test_text_of_handlers_and_clients_cannot_steer_a_terminal(
     database: Database, monkeypatch: pytest.MonkeyPatch, columns: int | None

@@ -25,6 +25,7 @@ def prefix(info: StackInfo, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     delete_topics(info.kafka, made)
 
 
+@pytest.mark.landing
 def test_topics_are_listed_created_and_listed_again(prefix: str) -> None:
     named = "--queues", "reports,default", "--tenants", "acme,b.c"
     would = tidewheel(NO_DATABASE, "admin", "topics", "apply", *named, "--dry-run").lines
@@ -59,6 +60,7 @@ def test_replication_that_no_cluster_has_is_refused_at_once(copies: str) -> None
     assert "write 1 to 7" in refused
 
 
+@pytest.mark.landing
 def test_settings_raise_partition_counts_and_never_lower_them(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tidewheel(NO_DATABASE, "admin", "topics", "apply")
     until(

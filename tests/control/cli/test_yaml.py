@@ -43,6 +43,7 @@ def test_alias_bomb_and_deep_nesting_are_refused_as_one_job(tmp_path: Path, bomb
     assert raised.value.errors[0].path == "--file"
 
 
+@pytest.mark.landing
 def test_deep_nesting_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "jobs.yaml"
     file.write_text("a: " + "[" * 5000 + "]" * 5000)

@@ -21,6 +21,7 @@ def test_batch_is_limited_in_jobs_and_bytes() -> None:
     assert [len(batch) for batch in batches([long] * 9, 10)] == [4, 4, 1]
 
 
+@pytest.mark.landing
 def test_job_that_the_database_refuses_is_reported_and_the_others_are_loaded(fresh_database: Database) -> None:
     """A constraint simulates an internal error."""
     fresh_database.execute("ALTER TABLE jobs ADD CONSTRAINT poison CHECK (key NOT IN ('job-3', 'job-1999'))")

@@ -317,6 +317,7 @@ def test_a_cancelled_call_does_not_leave_half_a_transaction(database: Database) 
     until(lambda: database.rows(TALK) == [], "the server has ended the session")
 
 
+@pytest.mark.landing
 @pytest.mark.kafka
 def test_triggered_run_is_executed_and_awaited(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TIDEWHEEL_TOPIC_PREFIX", fleet.topics.prefix)

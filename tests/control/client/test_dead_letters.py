@@ -201,6 +201,7 @@ def test_interrupted_redrive_goes_on(client: Client, database: Database, monkeyp
     assert len(database.job_runs()) == len(redriven(database)) == 5
 
 
+@pytest.mark.landing
 def test_concurrent_redrives_create_one_run_of_each_and_wait_for_no_lock(client: Client, database: Database) -> None:
     failed = [fail(database) for _ in range(3)]
     redrives = [client.dead_letters.redrive(key="job").work_id for _ in range(2)]

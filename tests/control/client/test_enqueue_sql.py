@@ -276,6 +276,7 @@ def test_invalid_argument_is_refused_with_field_and_remedy(
     assert written(shop) == (0, 0)
 
 
+@pytest.mark.landing
 def test_largest_payload_is_measured_as_by_intake(shop: Database, own: Own) -> None:
     """Issue 39: a payload of 256 KiB was refused for the blanks that jsonb writes behind commas."""
     call: LiteralString = "SELECT tidewheel_enqueue('charge', to_jsonb(array_fill(1, ARRAY[%s])))"

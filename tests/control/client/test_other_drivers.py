@@ -215,6 +215,7 @@ def test_connection_of_the_other_kind_is_refused_with_the_remedy(shop: Database)
     over_session(shop, "asyncpg", work)
 
 
+@pytest.mark.landing
 @pytest.mark.process
 def test_no_library_is_imported_without_its_connection() -> None:
     check = "import sys, tidewheel; tidewheel.enqueue; print({'asyncpg', 'sqlalchemy'} & {*sys.modules})"

@@ -223,6 +223,7 @@ def test_grant_that_would_do_nothing_is_refused(shop: Database, role: str) -> No
         assert not client.tenants.revoke_role("acme", role)
 
 
+@pytest.mark.landing
 def test_migrate_names_roles_that_have_default_alone(
     shop: Database, role: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -422,6 +422,7 @@ def test_dialogs_of_many_retries_count_what_the_button_does_to_them(pages: ApiCl
     assert database.value("SELECT count(*) FROM dead_letters WHERE redriven_at IS NULL") == 1
 
 
+@pytest.mark.landing
 def test_selected_jobs_are_paused_and_resumed_and_refusals_name_their_keys(pages: ApiClient) -> None:
     database, hostile = pages.database, "<script>alert(1)</script>\u05d0" + "x" * 200
     keys = ["a", "b", hostile]
@@ -461,6 +462,7 @@ def test_pause_of_many_leaves_the_end_of_a_pause_that_its_dialog_counts_apart(pa
     assert database.value("SELECT paused_until IS NOT NULL FROM jobs WHERE key = 'nightly'") is True
 
 
+@pytest.mark.landing
 def test_freeze_counts_what_it_stops_and_every_page_names_it_until_its_thaw(pages: ApiClient) -> None:
     pages.database.apply_batch(submission("other-hourly", schedule="@hourly", queue="reports", labels=LABELS))
     pages.database.trigger("other")

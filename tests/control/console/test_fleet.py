@@ -5,6 +5,8 @@ from http import HTTPStatus
 from typing import Any, LiteralString, cast
 from uuid import uuid4
 
+import pytest
+
 from tests.control.api.answering import ApiClient, answering
 from tests.control.console.pages import HTML, assert_has, fields_of, shown, signed_console
 from tests.control.reads.test_waits import executor
@@ -49,6 +51,7 @@ def test_executor_opens_to_the_runs_that_it_has(pages: ApiClient) -> None:
     assert 'aria-expanded="true"' in opened
 
 
+@pytest.mark.landing
 def test_runs_ahead_of_their_time_are_not_walked(database: Database) -> None:
     database.submit()
     database.begun()
@@ -89,6 +92,7 @@ def test_executor_that_renews_no_lease_while_its_process_lives_is_stuck(pages: A
     assert tile(page, "Slots used") == "0 of 4 on live executors", "a silent executor has none"
 
 
+@pytest.mark.landing
 def test_figures_are_shown_without_kafka_and_name_its_absence(database: Database) -> None:
     database.submit()
     database.trigger()

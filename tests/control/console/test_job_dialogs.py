@@ -6,6 +6,7 @@ from http import HTTPStatus
 from urllib.parse import urlsplit
 
 import httpx
+import pytest
 from psycopg import sql
 
 from tests.control.api.answering import ApiClient
@@ -232,6 +233,7 @@ def test_key_that_may_only_read_sees_no_action_and_changes_nothing(database: Dat
         assert contents(database) == before
 
 
+@pytest.mark.landing
 def test_no_link_of_any_page_changes_a_table(database: Database) -> None:
     database.submit("nightly", schedule=DAILY)
     database.submit("nightly", schedule=DAILY, lane="batch")

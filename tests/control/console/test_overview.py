@@ -29,6 +29,7 @@ def pages(pages: ApiClient) -> ApiClient:
     return pages
 
 
+@pytest.mark.landing
 def test_overview_draws_what_ended_and_what_comes_and_counts_the_same_hour(pages: ApiClient) -> None:
     pages.database.submit("job", retry={"max_attempts": 1})
     pages.database.submit("soon", schedule={"interval": "5m"})
@@ -106,6 +107,7 @@ def test_overview_with_failures_is_not_all_well(database: Database) -> None:
     assert re.findall(r"Redrive…|Show failed runs", page) == ["Show failed runs"], "a key that reads sees no button"
 
 
+@pytest.mark.landing
 def test_five_problems_have_a_row_and_the_smaller_ones_a_line(database: Database) -> None:
     forget_figures(database)
     for number in range(7):

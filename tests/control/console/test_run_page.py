@@ -9,6 +9,8 @@ from datetime import timedelta
 from http import HTTPStatus
 from uuid import UUID
 
+import pytest
+
 from tests.control.api.answering import ApiClient, answering
 from tests.control.client.test_logs import flush
 from tests.control.console.pages import HTML, assert_has, assert_refused, fields_of, found_on, posted, shown
@@ -92,6 +94,7 @@ def test_log_of_long_lines_is_folded_and_says_what_is_no_longer_kept(pages: ApiC
     assert len(shown(pages, f"/runs/{started.run_id}").encode()) < _PAGE_BYTES
 
 
+@pytest.mark.landing
 def test_page_with_a_hundred_attempts_folds_the_older_and_stays_small(pages: ApiClient) -> None:
     pages.database.submit(retry={"max_attempts": 200})
     run = pages.database.trigger()

@@ -129,6 +129,7 @@ def test_sign_out_ends_the_sign_in_for_whoever_has_copied_its_cookie(door: ApiCl
         until(lambda: other_process.get("/", headers=copied).status_code == HTTPStatus.SEE_OTHER, "the sign-in to end")
 
 
+@pytest.mark.landing
 def test_sign_in_ends_after_12_hours_without_a_page_and_after_7_days_in_any_case(door: ApiClient) -> None:
     """Nothing lengthens a sign-in: issue 39, N10."""
     database = door.database

@@ -4,6 +4,8 @@ import re
 from http import HTTPStatus
 from uuid import UUID, uuid4
 
+import pytest
+
 from tests.control.api.answering import ApiClient
 from tests.control.console.pages import assert_has, every_row, next_page, posted, shown
 from tests.fixtures.database import Database
@@ -178,6 +180,7 @@ def test_part_that_waits_has_its_reason_and_a_cancel_leaves_out_one_that_a_cance
     assert workflow(pages.database, root)[0] == "cancelling"
 
 
+@pytest.mark.landing
 def test_many_children_of_one_state_are_one_node_and_the_list_has_pages(pages: ApiClient) -> None:
     put(pages.database, {"root": []} | {f"load-{at:03}": after("root") for at in range(230)})
     root = pages.database.trigger("root")

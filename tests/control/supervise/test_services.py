@@ -73,6 +73,7 @@ def test_one_dev_has_a_stack_and_the_next_one_inherits_what_a_killed_one_started
         assert not fourth.owns_stack
 
 
+@pytest.mark.landing
 @pytest.mark.process
 @pytest.mark.parametrize(("sslmode", "warnings"), [("", 1), ("?sslmode=require", 1), ("?sslmode=verify-full", 0)])
 def test_service_warns_once_of_a_database_elsewhere_that_is_not_verified(
@@ -87,6 +88,7 @@ def test_service_warns_once_of_a_database_elsewhere_that_is_not_verified(
     assert done.err.count("names db.invalid without sslmode=verify-full") == warnings
 
 
+@pytest.mark.landing
 @pytest.mark.process
 def test_api_warns_of_a_read_replica_elsewhere_that_is_not_verified(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIDEWHEEL_FAIL_FAST", "true")
@@ -97,6 +99,7 @@ def test_api_warns_of_a_read_replica_elsewhere_that_is_not_verified(monkeypatch:
     assert done.err.count("TIDEWHEEL_READ_DATABASE_URL names replica.invalid without sslmode=verify-full") == 1
 
 
+@pytest.mark.landing
 def test_service_warns_once_of_a_broker_elsewhere_that_is_not_verified(
     monkeypatch: pytest.MonkeyPatch, database: Database
 ) -> None:

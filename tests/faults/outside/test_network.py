@@ -73,6 +73,7 @@ def test_cut_link_is_silent_and_mends(space: Namespace, port: int) -> None:
     assert ask(space, port) == ""
 
 
+@pytest.mark.landing
 def test_cut_port_is_silent_and_leaves_the_others(space: Namespace, port: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         space.cut_port(port)

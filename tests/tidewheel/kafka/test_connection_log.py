@@ -39,6 +39,7 @@ def test_other_lines_of_a_client_are_logged_as_they_are(caplog: pytest.LogCaptur
     assert lines(caplog) == [("WARNING", "MAXPOLL [tidewheel-relay#consumer-1] not polled")] * 2
 
 
+@pytest.mark.landing
 def test_clients_without_a_broker_log_one_line_each(caplog: pytest.LogCaptureFixture) -> None:
     """Each logged four lines a second."""
     with socket.socket() as closed:

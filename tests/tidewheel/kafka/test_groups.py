@@ -91,6 +91,7 @@ def test_unsupported_group_protocol_is_refused_with_a_remedy(unable: Mapping[str
     assert group_protocol(config, "auto", topic=topic, probe=probe) == "classic"
 
 
+@pytest.mark.landing
 def test_member_leaves_although_an_assignment_waits_for_it(able: Mapping[str, str], topic: str) -> None:
     """`Consumer.close` alone waits for ever, with the GIL: a process of its own shows it by its timeout."""
     command = [sys.executable, "-m", "tests.tidewheel.kafka.leaving_members"]

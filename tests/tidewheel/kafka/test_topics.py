@@ -72,6 +72,7 @@ def test_missing_topics_are_listed_first_and_created_once(info: StackInfo, topic
     }
 
 
+@pytest.mark.landing
 @pytest.mark.kafka
 def test_too_few_partitions_are_increased_and_more_are_kept(info: StackInfo, topics: Topics) -> None:
     make_topics(info.kafka, [topics.runs("default", "batch")], partitions=3)

@@ -73,6 +73,7 @@ def test_rogue_postgresql_is_given_no_password(info: StackInfo) -> None:
     assert state_of(info.data_dir).password.encode() not in b"".join(received)
 
 
+@pytest.mark.landing
 def test_rogue_broker_is_given_no_password(info: StackInfo) -> None:
     with rogue(answer_as_a_broker) as (port, received):
         assert not enters({**info.kafka, "bootstrap.servers": f"127.0.0.1:{port}"})

@@ -65,6 +65,7 @@ def retention_of(database: Database) -> Retention:
     return Retention(database.url, periods_of(SchedulerSettings.load()), Shutdown())
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize(("step", "manifests"), [("prepare", 0), ("keep", 0), ("write_manifest", 1)])
 def test_archiver_without_its_lock_writes_deletes_and_records_nothing(
     fresh_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, manifests: int
@@ -120,6 +121,7 @@ def test_retention_without_its_lock_drops_no_further_day(
     assert not {each.day for each in stored_days(fresh_database.connection(autocommit=True))} & set(days)
 
 
+@pytest.mark.landing
 def test_migration_without_its_lock_applies_no_further_file(
     empty_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +165,7 @@ def is_kept(database: Database) -> bool:
     return False
 
 
+@pytest.mark.landing
 def test_stopped_audit_loses_its_lock_and_a_living_one_keeps_it(database: Database) -> None:
     """Issue 39, N2: a stopped audit kept retention from removing runs for as long as it was stopped."""
     given = [sys.executable, "-c", HOLDER, database.url]
@@ -215,6 +218,7 @@ def test_archive_keeps_one_of_0_1_out(fresh_database: Database) -> None:
         assert fresh_database.value("SELECT pg_try_advisory_lock(hashtext('tidewheel.archive'))") is False
 
 
+@pytest.mark.landing
 @pytest.mark.kafka
 def test_restore_without_its_lock_does_not_open_the_database(
     fresh_database: Database, info: StackInfo, monkeypatch: pytest.MonkeyPatch

@@ -82,6 +82,7 @@ def test_statements_are_valid_on_the_migrated_schema(shared_database: Database, 
     assert refused == {}
 
 
+@pytest.mark.landing
 def test_bound_statements_equal_the_defined_ones() -> None:
     files = [path for folder in FOLDERS for path in real_files(folder, "*.py")]
     bound = set[tuple[str, str]]().union(*map(bound_names, files))

@@ -269,6 +269,7 @@ print("ended in time", flush=True)
 """
 
 
+@pytest.mark.landing
 @pytest.mark.process
 @pytest.mark.parametrize("ends_in_time", [True, False])
 def test_process_that_a_call_holds_up_ends_after_its_limit(ends_in_time: bool) -> None:  # noqa: FBT001 - a parameter

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 
+@pytest.mark.landing
 @pytest.mark.process
 def test_services_import_nothing_of_opentelemetry_while_traces_are_off() -> None:
     services = ["control.services", "intake.service", "scheduler.loop", "relay.loop", "executor.loop"]
@@ -19,6 +20,7 @@ def test_services_import_nothing_of_opentelemetry_while_traces_are_off() -> None
     assert done.stdout.decode().strip() == "[]"
 
 
+@pytest.mark.landing
 @pytest.mark.process
 def test_collector_that_is_silent_does_not_delay_the_end() -> None:
     """The SDK alone would try for 19 s."""

@@ -111,12 +111,14 @@ def test_scenario_is_measured(info: StackInfo, scenario: str) -> None:
     assert all(medians[name] > 0 for name in FIGURES[scenario])
 
 
+@pytest.mark.landing
 def test_unknown_scenario_is_refused_with_the_nearest_name() -> None:
     done = bench("fier")
     assert (done.returncode, done.stdout) == (5, "")
     assert done.stderr == "tidewheel: scenario: there is no 'fier'; write fire\n"
 
 
+@pytest.mark.landing
 def test_without_the_tools_of_a_checkout_the_command_says_so() -> None:
     done = bench("fire", before="import sys; sys.modules['tools'] = None; ")
     assert (done.returncode, done.stdout) == (1, "")
