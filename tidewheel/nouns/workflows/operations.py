@@ -182,7 +182,7 @@ def show_workflow(connection: Conn, tenant: str, root_run_id: UUID, *, generatio
 
 
 def read_first_runs(connection: Conn, page: Sequence[WorkflowSummary]) -> dict[UUID, list[NodeRun | None]]:
-    """Return the run of each job of these occurrences, but of those that were resumed or have more than 100 jobs."""
+    """Return the run of each job, but of occurrences that were resumed or have more than 100 jobs."""
     shown = {each.root_run_id: each for each in page if not each.generation}
     columns = {"root_run_ids": uuids(shown), "look": _JOBS + 1}
     rows = connection.execute(_SQL["read_graphs"], columns, binary=True).fetchall()
