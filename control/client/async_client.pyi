@@ -1,4 +1,5 @@
 # `python -m tests.golden` writes this file.
+# pyright: reportUnusedImport=false
 
 from tidewheel.control.client.client import Client
 from tidewheel.nouns.jobs.operations import Jobs

@@ -183,7 +183,7 @@ def _is_frozen(connection: Conn, tenant: str, row: Cancellation | StoredWork) ->
 
 
 def _creates_runs(row: StoredWork) -> bool:
-    return row.kind in KINDS and KINDS[row.kind].creates_runs(row.filter)
+    return row.kind in KINDS and KINDS[row.kind].creates_runs and row.filter.get("kind") != "message"
 
 
 def _newest(connection: Connection, caller: Caller, kind: str, now: datetime) -> Sequence[Work]:

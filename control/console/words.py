@@ -392,6 +392,10 @@ def zone_of(text: str) -> tzinfo | None:
         return None
 
 
+def _clocked(text: str | None, now: datetime, zone: tzinfo) -> str:
+    return timed(text, zone, now)
+
+
 def _in_zone(show: Callable[..., str]) -> Callable[..., str]:
     """Return a filter whose instants are in the zone of the page."""
 
@@ -405,7 +409,7 @@ def _in_zone(show: Callable[..., str]) -> Callable[..., str]:
 FILTERS: Mapping[str, Callable[..., Any]] = {
     "duration": duration, "relative": _in_zone(relative), "absolute": _in_zone(absolute),
     "both": _in_zone(both), "timed": _in_zone(timed), "sentence": _in_zone(sentence), "offset": _in_zone(offset),
-    "clocked": _in_zone(lambda text, now, zone: timed(text, zone, now)), "rfc3339": format_timestamp,
+    "clocked": _in_zone(_clocked), "rfc3339": format_timestamp,
     "number": number, "counted": counted, "ordinal": ordinal, "state": state, "symbol_of": symbol_of,
     "family_of": family_of, "reason": reason_words, "short_id": short_id, "people": people, "lines": lines,
     "key": key, "bytes": size, "pace": pace, "percent": percent, "visible": visible, "prose": prose,

@@ -42,13 +42,16 @@ def at(*seconds: float, of: UUID = A, counter: int = 5) -> list[tuple[float, dic
     return [(second, {of: counter}) for second in seconds]
 
 
+NONE: list[list[UUID]] = [[]]
+
+
 @pytest.mark.parametrize(
     ("looks", "found"),
     [
         # 13 s before the gap, two after five of grace.
-        ([*at(*range(14)), *at(*range(20, 28))], [[]] * 21 + [[A]]),
-        ([*at(*range(17)), *at(*range(20, 26))], [[]] * 15 + [[A]] * 2 + [[]] * 5 + [[A]]),
-        ([*at(*range(10)), *at(10, 11, of=B, counter=1), *at(12, 16)], [[]] * 14),
+        ([*at(*range(14)), *at(*range(20, 28))], NONE * 21 + [[A]]),
+        ([*at(*range(17)), *at(*range(20, 26))], NONE * 15 + [[A]] * 2 + NONE * 5 + [[A]]),
+        ([*at(*range(10)), *at(10, 11, of=B, counter=1), *at(12, 16)], NONE * 14),
     ],
     ids=["suspended reaper", "silence before a break", "executor that returns"],
 )

@@ -17,7 +17,7 @@ def async_stub(client: Client) -> str:
     source = ast.parse(Path(inspect.getfile(async_client)).read_text(encoding="utf-8"))
     parts = {name: type(part) for name, part in vars(client).items() if isinstance(part, Noun)}
     kinds: dict[str, type] = {"AsyncClient": Client, **{f"Async{each.__name__}": each for each in parts.values()}}
-    lines = ["# `python -m tests.golden` writes this file.\n"]
+    lines = ["# `python -m tests.golden` writes this file.\n# pyright: reportUnusedImport=false\n"]
     lines += [f"from {each.__module__} import {each.__name__}" for each in kinds.values()]
     for each in source.body:
         match each:

@@ -63,15 +63,13 @@ class Changes(NamedTuple):
 
     noun: str
     others: str = ""
-    creates_runs: Callable[[Mapping[str, object]], bool] = lambda given: True  # with this filter
+    creates_runs: bool = True
 
 
 KINDS: Mapping[str, Changes] = {
     "backfill": Changes("occurrence"),
-    "redrive": Changes(
-        "dead letter", "A retry, another redrive or a purge", lambda given: given.get("kind") != "message"
-    ),
-    "purge": Changes("dead letter", "A redrive or another purge", lambda given: False),
+    "redrive": Changes("dead letter", "A retry, another redrive or a purge"),
+    "purge": Changes("dead letter", "A redrive or another purge", creates_runs=False),
     "retry": Changes("run", "Another retry or a redrive"),
 }
 """The words of each kind."""
