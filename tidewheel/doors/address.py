@@ -64,7 +64,7 @@ def form_of(asked: Sequence[Parameter], *, without: Collection[str]) -> Sequence
         without: The fields that the page has elsewhere.
     """
     shown = [each for each in asked if each.filters and each.name not in without]
-    return [(in_address(each)[0], ("true", "false") if each.accepts(bool) else each.choices) for each in shown]
+    return [(in_address(each)[0], each.choices) for each in shown]
 
 
 def place_of(declared: Operation) -> Parameter:

@@ -191,12 +191,14 @@ def read_first_runs(connection: Conn, page: Sequence[WorkflowSummary]) -> dict[U
         root: [root if job == root_job else child_run_id(job, shown[root].scheduled_at, root, 0) for job in jobs]
         for root, root_job, _, jobs in graphs
     }
-    since = min((min(at, instant_of(root)) for root, _, at, _ in graphs), default=_START[0])
-    until = max((shown[root].finished_at or _START[0] for root in wanted), default=_START[0])
-    run_ids = uuids(run for each in wanted.values() for run in each)
+    if not wanted:
+        return {}
+    ends = [shown[root].finished_at for root in wanted]
     states: dict[str, object] = {
-        "run_ids": run_ids, "since": since - _MARGIN, "until": min(until, _START[0] - _MARGIN) + _MARGIN
-    }  # fmt: skip
+        "run_ids": uuids(run for each in wanted.values() for run in each),
+        "since": min(min(at, instant_of(root)) for root, _, at, _ in graphs) - _MARGIN,
+        "until": max(_START[0] if each is None else each + _MARGIN for each in ends),
+    }
     found = {run.run_id: run for run in read_rows(connection, rows_of(NodeRun._make), _READ_STATES, states)}
     return {root: [found.get(run) for run in runs] for root, runs in wanted.items()}
 
