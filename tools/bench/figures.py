@@ -44,6 +44,8 @@ SHOWN = (
     Shown("pipeline", "steady_start_p99_ms", "a steady load, p99 of due to start", "500 at 10,000/s"),
     Shown("hot-second", "10k_start_p99_ms", "10,000 jobs due at once, p99 of due to start", "450"),
     Shown("hot-second", "10k_after_idling_start_p99_ms", "the same after idling", "450"),
+    Shown("hot-second", "two_tenants_start_p99_ms", "10,000 jobs of two tenants due at once"),
+    Shown("hot-second", "two_priorities_start_p99_ms", "10,000 jobs of two priorities due at once"),
     Shown("hot-second", "100k_start_max_ms", "100,000 jobs due at once: all started"),
     Shown("latency", "due_to_start_p50_ms", "200 runs/s, p50 of due to start", "15"),
     Shown("latency", "due_to_start_p99_ms", "the same, p99", "25"),

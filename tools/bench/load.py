@@ -35,6 +35,7 @@ _COLUMNS: Mapping[str, str] = {
 }
 _ONCE = timedelta(hours=2)  # an interval so long that a job fires once
 _OVERLAP = "skip"
+ONE_OWNER = (("default", 5),)
 _AT_ONCE = 100_000  # jobs in one transaction
 _LOADING_SECONDS = 4.0
 _LOADING_SECONDS_A_JOB = 100e-6  # 75 beside other load; waiting costs time alone
@@ -44,7 +45,10 @@ PAYLOAD = "x" * 190  # as JSON, about the 200 bytes that the figures are quoted 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Interval jobs whose next instants are spread evenly over a time, in whole milliseconds."""
+    """Interval jobs whose next instants are spread evenly over a time, in whole milliseconds.
+
+    The jobs take the pairs of tenant and priority in turns.
+    """
 
     jobs: int
     every: timedelta = _ONCE
@@ -53,6 +57,7 @@ class Load:
     target: Json = "noop"
     prefix: str = "bench"
     retry: Mapping[str, Json] | None = None
+    owners: Sequence[tuple[str, int]] = ONE_OWNER
     analyze: bool = True  # else the planner plans as for an empty table
 
     @property
@@ -70,7 +75,7 @@ def load_jobs(connection: Conn, installation: Installation, load: Load, due_at: 
     """Write jobs, the first of which is due at an instant."""
     every, key = load.every, _key(load.prefix, 0)
     end_at = due_at + every * load.rounds - timedelta(microseconds=1) if load.rounds else None
-    job: dict[str, object] = {
+    job: dict[str, Json] = {
         "key": key,
         "schedule": {"interval": every.total_seconds(), "anchor": (due_at - every).isoformat()},
         "target": load.target,
@@ -79,11 +84,8 @@ def load_jobs(connection: Conn, installation: Installation, load: Load, due_at: 
         **({"end_at": end_at.isoformat()} if end_at else {}),
         **({"retry": dict(load.retry)} if load.retry else {}),
     }
-    request = parse_request({"type": "job.submit", "job": cast("Json", job)})
-    assert isinstance(request, JobSubmit)
-    document = {**schedule_document(request.job), "anchor_fires": True}
-    policy = canonical(policy_document(request.job)).decode()
-    handler, definition = _definitions(request.job, key)
+    owners = [(tenant, *_versions(tenant, {**job, "priority": priority}, key)) for tenant, priority in load.owners]
+    document = {**owners[0][1], "anchor_fires": True}
     interval_us = int(every.total_seconds() * 1e6)
 
     @cache
@@ -92,6 +94,8 @@ def load_jobs(connection: Conn, installation: Installation, load: Load, due_at: 
         return canonical({**document, "anchor": (at - every).isoformat()}).decode()
 
     _trust(connection)
+    tenants = [tenant for tenant, _ in load.owners]
+    connection.execute("INSERT INTO tenants (tenant) SELECT unnest(%s::text[]) ON CONFLICT DO NOTHING", [tenants])
     # As the first scheduler notes in an empty database; in a full one it would look through all timers first.
     connection.execute("UPDATE settings SET value = %s WHERE name = 'tzdata'", [Jsonb(tzdata_version())])
     for first in range(0, load.jobs, _AT_ONCE):
@@ -100,13 +104,14 @@ def load_jobs(connection: Conn, installation: Installation, load: Load, due_at: 
         timers: list[tuple[object, ...]] = []
         for number in range(first, min(first + _AT_ONCE, load.jobs)):
             key = _key(load.prefix, number)
-            own_id = job_id("default", key)
+            tenant, _, policy, handler, definition = owners[number % len(owners)]
+            own_id = job_id(tenant, key)
             bucket, at = bucket_of(own_id), _whole_ms(due_at + load.spread * number / load.jobs)
             shard = shard_of(bucket, installation.shards)
-            jobs.append((own_id, "default", key, bucket, shard, 1, "interval", due_at, interval_us, due_at, due_at))
+            jobs.append((own_id, tenant, key, bucket, shard, 1, "interval", due_at, interval_us, due_at, due_at))
             texts = (schedule(at), policy, handler, "default", "standard", _OVERLAP)
-            versions.append((own_id, 1, "default", due_at, "{}", *texts, definition(own_id, key)))
-            timers.append((own_id, "default", shard, at, at, 1))
+            versions.append((own_id, 1, tenant, due_at, "{}", *texts, definition(own_id, key)))
+            timers.append((own_id, tenant, shard, at, at, 1))
         for table, rows in (("jobs", jobs), ("job_versions", versions), ("timers", timers)):
             _copy(connection, table, rows)
         connection.commit()
@@ -149,10 +154,21 @@ def vacuum(connection: Conn, tables: Sequence[str]) -> None:
     connection.autocommit = before
 
 
-def _definitions(spec: JobSpec, own_key: str) -> tuple[str, Callable[[UUID, str], bytes]]:
+def _versions(
+    tenant: str, job: Mapping[str, Json], key: str
+) -> tuple[Mapping[str, object], str, str, Callable[[UUID, str], bytes]]:
+    """Return a job's schedule, its policy, what executors need for it, and what encodes it for another id and key."""
+    request = parse_request({"type": "job.submit", "job": job})
+    assert isinstance(request, JobSubmit)
+    spec = request.job
+    handler, definition = _definitions(spec, tenant, key)
+    return schedule_document(spec), canonical(policy_document(spec)).decode(), handler, definition
+
+
+def _definitions(spec: JobSpec, tenant: str, own_key: str) -> tuple[str, Callable[[UUID, str], bytes]]:
     """Return what executors need for a job, and what encodes it for another id and key."""
-    own_id = str(job_id("default", own_key))
-    record = definition_record(spec, tenant="default", job_id=own_id, job_version=1, job_key=own_key)
+    own_id = str(job_id(tenant, own_key))
+    record = definition_record(spec, tenant=tenant, job_id=own_id, job_version=1, job_key=own_key)
     encoded = encode(record)
     assert (encoded.count(own_id.encode()), encoded.count(own_key.encode())) == (1, 1), encoded
 
