@@ -256,6 +256,26 @@ def test_failed_thread_ends_the_process() -> None:
     assert "ValueError: half a service" in done.stderr
 
 
+@pytest.mark.process
+def test_cycle_that_survived_collections_while_in_use_is_freed() -> None:
+    done = run_program("""
+        import gc, threading, weakref
+        from tidewheel.process import service
+        service._COLLECT_SECONDS = service._CHECK_GROWTH_SECONDS = 0.01
+        service.tune_garbage_collector()
+        class Failed:
+            def __init__(self):
+                self.cause = self
+        failed, freed = Failed(), threading.Event()
+        weakref.finalize(failed, freed.set)
+        for _ in range(3):
+            gc.collect(1)
+        del failed
+        print(freed.wait(30))
+    """)
+    assert done.stdout == "True\n", done.stderr
+
+
 LATE = """
 import threading
 from datetime import timedelta
