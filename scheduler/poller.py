@@ -6,6 +6,9 @@ timers and skips locked ones, so the two connections need no coordination.
 An id begins with its job's bucket, so the rows of one shard lie next to each other in every index. A batch out of two
 shards touches a thirtieth of the pages that a batch out of sixty-four does. Without a backlog all shards share a batch,
 so that no shard waits for another.
+
+Of a batch of a few dozen timers each costs twice as much as of a thousand. So timers gather in the last quarter of the
+lookahead, and all that have come into it fire together.
 """
 
 import logging
@@ -14,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import cast
 
 from tidewheel.clock import monotonic_seconds
@@ -32,12 +36,12 @@ _LOG = logging.getLogger("tidewheel.scheduler")
 
 _PROBE_TIMERS = Statements("tidewheel.scheduler")["probe_timers"]
 
-_MIN_SHARDS = 2  # of a batch
+_MIN_SHARDS, _MAX_SHARDS = 2, 16  # of a batch in a rotation
 _MISSED_FRACTION = 4  # missed timers get this fraction of a batch, since each can create a hundred runs
 _DRAIN_SECONDS = 0.25  # of one drain; then the scheduler does its other duties
 _SINGLE_SECONDS = 5.0  # on one connection after the second one could not be opened
 _BUSY_SECONDS = 0.05  # pause when timers are due but all are locked: their transactions end soon
-_GATHER_FRACTION = 16  # of the lookahead may pass while timers come into it, so that they fire together
+_GATHER_FRACTION = 4  # of the lookahead may pass while timers come into it, so that they fire together
 _DUE_NOW_PER_SHARD = 4  # timers of each shard that are due by now and fire before a drain
 _NOW = timedelta(0)
 
@@ -76,7 +80,7 @@ class BatchWidth:
 
     def adjust(self, *, full: bool) -> None:
         """Halve the width after a full batch, else double it."""
-        self.shards = max(self.shards // 2, _MIN_SHARDS) if full else self.shards * 2
+        self.shards = max(self.shards // 2, _MIN_SHARDS) if full else min(self.shards * 2, _MAX_SHARDS)
 
 
 class TimerPoller:
@@ -88,6 +92,9 @@ class TimerPoller:
         self._session, self._second_session = session, Session(url, "tidewheel-scheduler-second", options=BY_KEY)
         self._installation, self._settings, self._notifier = installation, settings, notifier
         self._second_thread = ThreadPoolExecutor(1, thread_name_prefix="fire-second")
+        self._widths = BatchWidth(), BatchWidth()
+        self._fired_in_rotation = 0
+        self._rotates = False  # the last rotation fired more than a batch
         self._single_until = 0.0
         self._breaker = Breaker()
 
@@ -108,7 +115,10 @@ class TimerPoller:
         if rotation.active:
             # First what is due by now in any shard. Most of a backlog lies ahead and still fires in time.
             self._poll(shards, min(ahead, _NOW), marks, ShardRotation(), limit=_DUE_NOW_PER_SHARD * len(shards))
-            self._drain_backlog(ahead, marks, rotation)
+            self._fired_in_rotation += self._drain_backlog(ahead, marks, rotation)
+            if not rotation.active:
+                self._rotates = self._fired_in_rotation > self._settings.fire_batch
+                self._fired_in_rotation = 0
             return 0.0
         return self._poll(shards, ahead, marks, rotation, limit=self._settings.fire_batch)
 
@@ -116,58 +126,70 @@ class TimerPoller:
         self, shards: list[int], ahead: timedelta, marks: LowWaterMarks[int], rotation: ShardRotation, *, limit: int
     ) -> float:
         """Fire one batch out of all these shards; a full one starts a rotation."""
-        poll = self._settings.scheduler_poll.total_seconds()
         now, found = _probe(self._session, shards, marks.scan_from(shards))
         marks.record(found, now)
         earliest = {shard: at for shard, at in found.items() if at is not None}
         due = [shard for shard, at in earliest.items() if at <= now + ahead]
         if not due:
             return self._until_due(now, earliest, ahead)
-        batch = self._batch_of(due, now, ahead, marks, limit)
+        first, batch = min(earliest.values()), self._batch_of(due, now, ahead, marks, limit)
+        if ahead > self._settings.scheduler_poll:
+            gathered_at = first - ahead + ahead / _GATHER_FRACTION
+            if gathered_at > now:
+                return min(gathered_at - now, self._settings.scheduler_poll).total_seconds()
+            if self._rotates and first > batch.since:
+                rotation.start(sorted(due, key=earliest.__getitem__))
+                return 0.0
         fired = self._fire(self._session, batch)
         if fired >= limit:
             rotation.start(sorted(due, key=earliest.__getitem__))
-        elif min(earliest.values()) <= batch.since:
+        elif first <= batch.since:
             # Missed timers fire after those on time and in smaller batches, so that they delay nothing.
             missed = replace(batch, since=BEGINNING, until=batch.since, limit=-(-limit // _MISSED_FRACTION))
             fired += self._fire(self._session, missed)
-        if not fired:
-            return min(poll, _BUSY_SECONDS)
-        if fired < limit and min(earliest.values()) > now + ahead / 2:
-            # Nothing is due soon. A batch of a dozen costs as much as one of a few hundred, so let timers gather.
-            return min(poll, (ahead / _GATHER_FRACTION).total_seconds())
-        return 0.0
+        return 0.0 if fired else min(self._settings.scheduler_poll.total_seconds(), _BUSY_SECONDS)
 
-    def _drain_backlog(self, ahead: timedelta, marks: LowWaterMarks[int], rotation: ShardRotation) -> None:
-        """Fire batches on both connections until the rotation is over, or for `_DRAIN_SECONDS`."""
+    def _drain_backlog(self, ahead: timedelta, marks: LowWaterMarks[int], rotation: ShardRotation) -> int:
+        """Fire batches on both connections until the rotation is over, or for `_DRAIN_SECONDS`; return the timers."""
         until = monotonic_seconds() + _DRAIN_SECONDS
+        drain = partial(self._drain, ahead=ahead, marks=marks, rotation=rotation, until=until)
+        one, other = self._widths
         if monotonic_seconds() < self._single_until:
-            self._drain(self._session, ahead, marks, rotation, until)
-            return
-        second = self._second_thread.submit(self._drain, self._second_session, ahead, marks, rotation, until)
+            return drain(self._session, one)
+        second = self._second_thread.submit(drain, self._second_session, other)
         try:
-            self._drain(self._session, ahead, marks, rotation, until)
+            fired = drain(self._session, one)
         finally:
             wait([second])
         try:
-            second.result()
+            fired += second.result()
         except Unavailable as error:
             # The server may allow one connection only. Its timers are still due, and this connection fires them.
             _LOG.warning(
                 "the second connection failed; the scheduler uses one connection for %.0f s: %s", _SINGLE_SECONDS, error
             )
             self._single_until = monotonic_seconds() + _SINGLE_SECONDS
+        return fired
 
     def _drain(
-        self, session: Session, ahead: timedelta, marks: LowWaterMarks[int], rotation: ShardRotation, until: float
-    ) -> None:
+        self,
+        session: Session,
+        width: BatchWidth,
+        *,
+        ahead: timedelta,
+        marks: LowWaterMarks[int],
+        rotation: ShardRotation,
+        until: float,
+    ) -> int:
         session.connection()  # before shards are taken: if it fails, they stay in the rotation
-        width, limit = BatchWidth(), self._settings.fire_batch
+        limit, all_fired = self._settings.fire_batch, 0
         while monotonic_seconds() < until and (some := rotation.take(width.shards)):
             now, found = _probe(session, some, list(marks.of(some).values()))
             due = [shard for shard, at in found.items() if at is not None and at <= now + ahead]
             fired = self._fire(session, self._batch_of(due, now, ahead, marks, limit)) if due else 0
             width.adjust(full=fired >= limit)
+            all_fired += fired
+        return all_fired
 
     def _batch_of(
         self, due: Sequence[int], now: datetime, ahead: timedelta, marks: LowWaterMarks[int], limit: int
