@@ -4,8 +4,8 @@ A second writer with its own connection takes a batch if half a batch is left af
 arrives while one is written: it prepares its batch while PostgreSQL works on the other. Only the first writer takes
 attempts with unsaved progress.
 
-At the start of a burst, claims come first: the first outcomes wait up to 0.3 s while the lanes claim as much as they
-can (ADR 0026). That happens once per burst, so a lasting one is not delayed.
+At the start of a burst, claims come first: the first outcomes wait up to 0.4 s while the lanes claim many runs at once
+(ADR 0026). That happens once per burst, so a lasting one is not delayed.
 
 An end is idempotent: its open row is gone once it is committed. So after a lost COMMIT the batch is written again.
 `record_outcomes.py` decides which rows an outcome changes.
@@ -45,10 +45,10 @@ _BATCH_BYTES = 8 << 20  # of their results, which rows, events and messages repe
 _LINGER_SECONDS = 0.002
 # Between the starts of two batches that are not full; the first after a pause lingers only.
 _MIN_ROUND_SECONDS = 0.025  # Source: bench/results/costs-by-change.md
-_DEFER_SECONDS = 0.3  # the longest delay of the first outcomes of a burst. Source: docs/adr/0026
+_DEFER_SECONDS = 0.4  # the longest delay of the first outcomes of a burst. Source: docs/adr/0026
 _BURST_STEP_SECONDS = 0.01  # between two checks while they are delayed
-_BURST_CHECK_SECONDS = 1.0  # between two checks for the end of a burst, while no outcome arrives
-_MAX_DEFERRED = 3000  # outcomes that end the delay; a thousand more would stop the claims
+_CALM_SECONDS = 1.0  # without a burst, before another one begins
+_MAX_DEFERRED = 5000  # outcomes that end the delay; a thousand more would stop the claims
 _LOCKED_SECONDS = 0.05  # until the next try of a row that another transaction has locked
 _HELD_SECONDS = 5.0  # after a batch that met a locked row, all are written by the statement that skips such rows
 
@@ -68,8 +68,8 @@ class _Aside(NamedTuple):
 class Completer:
     """The threads that write outcomes: without a second session one writer alone.
 
-    `on_released` is called after a batch whose ends release children of workflows. `in_burst` returns True if the lanes
-    claim more than this executor completes.
+    `on_released` is called after a batch whose ends release children of workflows. `in_burst` returns True while the
+    lanes claim many runs at once.
     """
 
     def __init__(
@@ -96,7 +96,8 @@ class Completer:
         self._stop.wakes(self._wake)
         self._backlog_event = threading.Event()  # there is work for two writers
         self._stop.wakes(self._backlog_event)
-        self._deferring = self._has_deferred = False  # now; since the burst began
+        self._deferring = False
+        self._in_burst_at = float("-inf")  # the last time that a burst was seen
         self._aside: dict[tuple[UUID, int], _Aside] = {}  # counted in `_being_written`
         self._careful_until = 0.0
         self._threads = [threading.Thread(target=self._run, name="completer", daemon=True)]
@@ -145,6 +146,7 @@ class Completer:
             # A transaction costs as much for one outcome as for a dozen.
             if len(self._items) < _BATCH:
                 self._stop.wait(max(_LINGER_SECONDS, began + _MIN_ROUND_SECONDS - monotonic_seconds()))
+            if self._items and self._burst_begins():
                 self._defer_to_claims()
             began = monotonic_seconds()
             self._wake.clear()
@@ -163,26 +165,28 @@ class Completer:
         self._put_back(left)
 
     def _idle_seconds(self) -> float | None:
-        """Return how long to sleep without outcomes: until progress is due, or the end of a burst is checked."""
-        waits = [_BURST_CHECK_SECONDS] if self._has_deferred else []
-        if (due := self.progress.seconds_until_save()) is not None:
-            waits.append(due)
+        """Return how long to sleep without outcomes: until progress or an outcome that was set aside is due."""
+        waits = [] if (due := self.progress.seconds_until_save()) is None else [due]
         if self._aside:
             with self._changed:
                 waits.append(min(one.due for one in self._aside.values()) - monotonic_seconds())
         return max(min(waits), 0.0) if waits else None
 
-    def _defer_to_claims(self) -> None:
-        """Leave PostgreSQL and the processor to claims at the start of a burst."""
+    def _burst_begins(self) -> bool:
+        """Return True if the lanes claim many runs at once, and did not for a second before."""
         if not self._in_burst():
-            self._has_deferred = False
-        elif self._items and not self._has_deferred:
-            until = monotonic_seconds() + _DEFER_SECONDS
-            self._deferring = self._has_deferred = True
-            while len(self._items) < _MAX_DEFERRED and self._in_burst() and monotonic_seconds() < until:
-                if self._stop.wait(_BURST_STEP_SECONDS):
-                    break
-            self._deferring = False
+            return False
+        before, self._in_burst_at = self._in_burst_at, monotonic_seconds()
+        return self._in_burst_at - before > _CALM_SECONDS
+
+    def _defer_to_claims(self) -> None:
+        """Leave PostgreSQL and the processor to claims while a burst lasts."""
+        until = monotonic_seconds() + _DEFER_SECONDS
+        self._deferring = True
+        while len(self._items) < _MAX_DEFERRED and self._in_burst() and monotonic_seconds() < until:
+            if self._stop.wait(_BURST_STEP_SECONDS):
+                break
+        self._deferring, self._in_burst_at = False, monotonic_seconds()
 
     def _second_writer(self, session: Session) -> None:
         backoff = Backoff(self._stop, "recording outcomes on the second connection")

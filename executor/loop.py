@@ -52,7 +52,7 @@ from tidewheel.transitions.installation import Installation
 _LOG = logging.getLogger("tidewheel.executor")
 
 _DEFAULT_SLOTS = 100
-_MAX_BACKLOG = 4000  # outcomes that are not written yet, above which nothing is claimed
+_MAX_BACKLOG = 6000  # outcomes that are not written yet, above which nothing is claimed
 _DRAIN_SECONDS = 10.0  # for writing outcomes when the executor shuts down
 
 
@@ -343,7 +343,7 @@ class Executor:
         )
 
     def _in_burst(self) -> bool:
-        return self._slots.is_overcommitted() and any(each.has_backlog for each in self._consumers)
+        return self._slots.is_overcommitted() and any(each.in_burst for each in self._consumers)
 
     def _overloaded(self, lane: Lane) -> bool:
         return self._stalled() or self._held_bytes.full(lane)

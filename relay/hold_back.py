@@ -35,7 +35,7 @@ from tidewheel.relay.outbox_rows import (
 )
 from tidewheel.relay.outbox_scans import HeldLane, HeldReport, HeldWalk
 from tidewheel.relay.staging import Window
-from tidewheel.runs import Move, sources
+from tidewheel.runs import Move, RunState, sources
 
 _SQL = Statements("tidewheel.relay")
 _COUNT_EXECUTORS = _SQL["count_executors"]
@@ -190,12 +190,12 @@ class HoldBack:
             executors = connection.execute(_COUNT_EXECUTORS, {"queue": queue}, binary=True).fetchall()
             found = cast("list[tuple[list[str], int]]", executors)
             handlers = {name for names, _ in found for name in names}
-            waiting, ended = _find_unclaimed(connection, window, sorted(handlers) if found else None)
+            waiting, running, ended = _find_unclaimed(connection, window, sorted(handlers) if found else None)
             if held and now - self._weights_at >= _WEIGHTS_SECONDS:
                 weights = connection.execute(_READ_WEIGHTS, binary=True).fetchall()
                 self._weights, self._weights_at = dict(cast("list[tuple[str, int]]", weights)), now
         slots, share = sum(number for _, number in found), len(self._slices) / SLICES
-        window.counted(waiting, len(found), now, share=share, held=held, slots=slots, ended=ended)
+        window.counted(waiting, len(found), now, share=share, held=held, slots=slots, running=running, ended=ended)
 
     def _observe(self, topic: str, staged: int) -> None:
         queue, lane = self._queue_and_lane(topic)
@@ -207,19 +207,25 @@ class HoldBack:
         return queue or DEFAULT_QUEUE, lane
 
 
-def _find_unclaimed(connection: Conn, window: Window, handlers: list[str] | None) -> tuple[list[bytes], int]:
-    """Return the recorded runs that an executor could still claim by message, and how many are over."""
+def _find_unclaimed(connection: Conn, window: Window, handlers: list[str] | None) -> tuple[list[bytes], int, int]:
+    """Return the recorded runs that an executor could still claim by message, and how many run and are over."""
     keys = {run_id: key for key in window.unclaimed if (run_id := _run_id_of(key)) is not None}
     if not keys:
-        return [], len(window.unclaimed)
-    columns = {"run_ids": arrays.uuids(keys), "sources": sources(Move.CLAIM), "handlers": handlers}
-    found = connection.execute(_FIND_UNCLAIMED, columns, binary=True).fetchall()
+        return [], 0, len(window.unclaimed)
+    columns = {
+        "run_ids": arrays.uuids(keys),
+        "sources": sources(Move.CLAIM),
+        "handlers": handlers,
+        "running": RunState.RUNNING,
+    }
+    rows = connection.execute(_FIND_UNCLAIMED, columns, binary=True).fetchall()
+    found = cast("list[tuple[UUID, datetime, bool, bool]]", rows)
     waiting = [
         key
-        for run_id, publish_at, can_be_claimed in cast("list[tuple[UUID, datetime, bool]]", found)
+        for run_id, publish_at, can_be_claimed, _ in found
         if can_be_claimed and publish_at <= window.unclaimed[key := keys[run_id]].publish_at
     ]
-    return waiting, len(window.unclaimed) - len(found)
+    return waiting, sum(is_running for *_, is_running in found), len(window.unclaimed) - len(found)
 
 
 def _run_id_of(key: bytes) -> UUID | None:

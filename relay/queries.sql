@@ -52,7 +52,8 @@ SELECT e.handlers, e.slots
    AND e.last_heartbeat_at > (SELECT tidewheel_now()) - coalesce(e.lease, interval '15 s') * 2
 
 -- name: find_unclaimed
--- Returns those of these runs that are open, with the instant from which an executor can claim them, and whether one still can.
+-- Returns those of these runs that are open, with the instant from which an executor can claim them, whether one still can, and
+-- whether one runs them.
 -- Index: job_runs_pkey. No lock; the answer is a measurement.
 -- Why: frozen runs and those that no live executor can run stay unclaimed, and must not hold others back. A run that is buffered or
 -- waits has an infinite publish_at, which Python cannot hold.
@@ -60,7 +61,8 @@ SELECT r.run_id, greatest(least(r.publish_at, '9999-12-30'), '0001-01-02') AS pu
        r.state = ANY (%(sources)s::text[])
        AND r.publish_at <= (SELECT tidewheel_now())
        AND (%(handlers)s::text[] IS NULL OR r.handler = ANY (%(handlers)s::text[]))
-       AND {{tidewheel.transitions.not_frozen(r)}} AS can_be_claimed
+       AND {{tidewheel.transitions.not_frozen(r)}} AS can_be_claimed,
+       r.state = %(running)s AS is_running
   FROM job_runs AS r
  WHERE r.run_id = ANY (%(run_ids)s::uuid[])
 

@@ -251,11 +251,13 @@ class Window:
         share: float,
         held: bool,
         slots: int = 0,
+        running: int = 0,
         ended: int = 0,
     ) -> None:
         """Record a count at a monotonic time, and make the window smaller or larger.
 
-        This relay has a share of the slices, and the executors have so many slots. `ended` recorded runs are over.
+        This relay has a share of the slices, and the executors have so many slots. Of the recorded runs `running` have
+        an attempt in progress, and `ended` are over.
         """
         self._counted_at = now
         since = now - _FORGET_SECONDS if executors else float("-inf")
@@ -268,9 +270,10 @@ class Window:
         if executors and not before:
             self.size = max(_FIRST, int(_PER_EXECUTOR * executors * share), int(min(slots, _FIRST_SLOTS) * share))
         else:
-            quick = recorded > 0 and ended >= recorded / 2
+            quick = recorded > 0 and (ended >= recorded / 2 or published * running / recorded > slots)
             self.size = _next_size(before, published, _total(left), age, executors, share=share, held=held, quick=quick)
-        self._grows = self.size > before
+        # Of runs that left a moment ago the count may have been too early.
+        self._grows = self.size > before or (0.0 < age < _SHORT_SECONDS)
         stands = recorded == len(self.unclaimed) and not self.room()
         self._standstill = min(self._standstill + 1, _MOST_DOUBLINGS) if stands else 0
 

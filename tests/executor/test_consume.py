@@ -22,7 +22,7 @@ from tests.fixtures.services import until
 from tests.fixtures.stale_coordinator import StaleCoordinator
 from tests.relay.topics import make_topics
 from tidewheel.clock import monotonic_seconds
-from tidewheel.executor import completer, offsets
+from tidewheel.executor import completer, consume, offsets
 from tidewheel.executor.lanes import choose_lanes
 from tidewheel.executor.offsets import Offsets
 from tidewheel.executor.run_messages import BatchClaimer, ClaimResult, FetchedMessage
@@ -123,6 +123,7 @@ def test_failed_claim_is_retried_before_later_messages(executing: Executing) -> 
 
 def test_outcomes_wait_no_longer_than_the_burst(executing: Executing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(completer, "_DEFER_SECONDS", 3600.0)
+    monkeypatch.setattr(consume, "_BURST_CLAIMS", 2)
     executing.with_topics()
     with executing.running(slots=2, **NO_SWEEP):
         for _ in range(2):

@@ -2,6 +2,8 @@
 
 from datetime import UTC, datetime
 
+import pytest
+
 from tidewheel.relay.staging import MOST, Window
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -143,12 +145,28 @@ def test_first_window_fills_the_slots_of_idle_executors_as_far_as_a_credit() -> 
         assert window.room() == size
 
 
-def test_window_grows_fourfold_only_where_runs_have_ended() -> None:
+@pytest.mark.parametrize(
+    ("before", "running", "ended", "after"),
+    [(100, 0, 100, 400), (100, 90, 10, 150), (200, 110, 90, 800), (200, 100, 90, 300)],
+)
+def test_window_grows_fourfold_only_where_executors_take_more_than_their_slots(
+    before: int, running: int, ended: int, after: int
+) -> None:
     """Runs that only fill free slots say nothing about those behind them."""
-    for ended, size in ((100, 400), (10, 150)):
-        window = Window(0.0)
-        window.counted([], 1, 0.0, share=1.0, held=True, slots=100)
-        publish(window, window.room(), 0.0)
-        window.counted([], 1, 0.05, share=1.0, held=True, slots=100, ended=ended)
-        assert window.size == size
-        assert window.seconds_to_count(0.05, held=True) < 0.03
+    window = Window(0.0)
+    window.counted([], 1, 0.0, share=1.0, held=True, slots=100)
+    window.size = before
+    publish(window, window.room(), 0.0)
+    window.counted([], 1, 0.05, share=1.0, held=True, slots=100, running=running, ended=ended)
+    assert window.size == after
+    assert window.seconds_to_count(0.05, held=True) < 0.03
+
+
+def test_count_that_came_too_early_is_repeated_at_once() -> None:
+    window = Window(0.0)
+    window.counted([], 1, 0.0, share=1.0, held=True, slots=100)
+    waiting = publish(window, window.room(), 0.0)
+    window.counted(waiting, 1, 0.03, share=1.0, held=True, slots=100)
+    assert window.seconds_to_count(0.03, held=True) < 0.05
+    window.counted(waiting, 1, 0.2, share=1.0, held=True, slots=100)
+    assert window.seconds_to_count(0.2, held=True) >= 0.1

@@ -283,6 +283,7 @@ def facts(loaded: Database, batches: Mapping[str, list[Any]]) -> dict[str, Any]:
     one: dict[str, Any] = {
         "sources": sources(Move.CLAIM),
         "target": RunState.RUNNING,
+        "running": RunState.RUNNING,
         "executor_id": UUID(int=1),
         "key_id": None,
         "acts_for": None,
