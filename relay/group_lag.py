@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 
 from confluent_kafka import Consumer
 
-from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.kafka.offsets import offsets_client, read_committed, read_end_offsets, read_partitions
 from tidewheel.kafka.topics import Topics
@@ -69,12 +68,11 @@ class GroupLag:
         return lags
 
     def _scan(self) -> None:
-        began = monotonic_seconds()
         try:
             self.measure()
         except Unavailable as error:
             self._report("the lag of consumer groups cannot be measured", error)
-        self._pacer.record(monotonic_seconds() - began)
+        self._pacer.finish()
 
     def _groups(self, present: Mapping[str, object]) -> dict[str, list[str]]:
         """Return the consumer groups, each with its topics; those of executors as far as the limit goes.

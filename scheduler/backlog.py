@@ -19,7 +19,6 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import class_row
 
-from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.jobs.values import RESERVED, format_timestamp
 from tidewheel.outbox import SLICES, OutboxLane, OutboxRow, append, slice_lane_of
@@ -61,12 +60,11 @@ _KEEP = timedelta(days=1)
 _SCAN_RUNS = 10_000  # runs of each queue and lane that are checked
 
 
-class BacklogMetrics:
+class BacklogMetrics(BackgroundQuery[None]):
     """Measures on its own thread and connection, which it closes."""
 
     def __init__(self, session: Session, installation: Installation) -> None:
-        self._session = session
-        self._background = BackgroundQuery[None](session, "metrics")
+        super().__init__(session, "metrics")
         self._pacer = FullScanPacer(_EVERY_SECONDS, share=_SHARE)
         self._shards = range(installation.shards)
         self._slice_lanes = {slice_lane_of(part, lane): lane for lane in OutboxLane for part in range(SLICES)}
@@ -76,26 +74,21 @@ class BacklogMetrics:
 
     def step(self, *, measures: bool) -> None:
         """Start a measurement when one is due; reset the gauges when another scheduler measures from now on."""
-        self._background.take()
-        if self._background.busy:
+        self.take()
+        if self.busy:
             return
         if measures and self._pacer.start():
-            self._background.start(self._scan)
+            self.start(self._scan)
         elif self._measures and not measures:
             self._reset()
         self._measures = measures
 
-    def close(self) -> None:
-        """Cancel the measurement under way, and close the connection."""
-        self._background.close()
-
     def _scan(self) -> None:
-        began = monotonic_seconds()
         try:
             self.measure()
         except (Unavailable, psycopg.Error) as error:
             _LOG.warning("the backlog cannot be measured: %s; the scheduler tries again later", error)
-        self._pacer.record(monotonic_seconds() - began)
+        self._pacer.finish()
 
     def measure(self) -> None:
         """Measure now."""
@@ -228,12 +221,12 @@ def find_unhandled(connection: Conn, *, min_age: timedelta = _MIN_AGE) -> list[U
         return readable_rows(cursor.execute(_SQL["find_unhandled"], columns))
 
 
-class UnhandledWatch:
+class UnhandledWatch(BackgroundQuery[bool]):
     """Checks for unhandled runs, on its own thread and connection, which it closes."""
 
     def __init__(self, session: Session, installation: Installation, *, min_age: timedelta = _MIN_AGE) -> None:
-        self._session, self._installation, self._min_age = session, installation, min_age
-        self._background = BackgroundQuery[bool](session, "unhandled")
+        super().__init__(session, "unhandled")
+        self._installation, self._min_age = installation, min_age
         self._pacer = FullScanPacer(_LOOK_SECONDS, at_once=False)  # executors that start at the same time get a moment
 
     def step(self) -> bool:
@@ -241,22 +234,18 @@ class UnhandledWatch:
 
         A check may meet all deleted entries of the open runs' index, and firing must not wait for that.
         """
-        announced = self._background.take()
-        if not self._background.busy and self._pacer.start():
-            self._background.start(self._scan)
+        announced = self.take()
+        if not self.busy and self._pacer.start():
+            self.start(self._scan)
         return bool(announced)
 
-    def close(self) -> None:
-        """Cancel the check under way, and close the connection."""
-        self._background.close()
-
     def _scan(self) -> bool:
-        began, announced = monotonic_seconds(), False
+        announced = False
         try:
             announced = bool(self.check())
         except (Unavailable, psycopg.Error) as error:
             _LOG.warning("the check for unhandled runs failed: %s; the scheduler repeats it later", error)
-        self._pacer.record(monotonic_seconds() - began)
+        self._pacer.finish()
         return announced
 
     def check(self) -> list[Unhandled]:

@@ -69,12 +69,12 @@ class _Count:
     counted: int = 0
 
 
-class KeyRepair:
+class KeyRepair(BackgroundQuery[int]):
     """Walks keys and tenants on its own thread and connection, which it closes."""
 
     def __init__(self, session: Session, installation: Installation) -> None:
-        self._session, self._installation = session, installation
-        self._background = BackgroundQuery[int](session, "keys")
+        super().__init__(session, "keys")
+        self._installation = installation
         self._pacer = FullScanPacer(_PASS_SECONDS, share=_SHARE)
         self._promote, self._failed = partial(_promote, session, installation), SetAside[int]()
         self._after = FIRST_KEY_ID
@@ -83,14 +83,10 @@ class KeyRepair:
 
     def step(self, *, repairs: bool) -> int:
         """Start the next walk if this scheduler repairs; return the number of runs that the last one promoted."""
-        promoted = self._background.take()
-        if repairs and not self._background.busy:
-            self._background.start(self._walk)
+        promoted = self.take()
+        if repairs and not self.busy:
+            self.start(self._walk)
         return promoted or 0
-
-    def close(self) -> None:
-        """Cancel the walk under way, and close the connection."""
-        self._background.close()
 
     def _walk(self) -> int:
         promoted = 0

@@ -102,15 +102,15 @@ class _Pass:
     not_before: float = 0.0
 
 
-class TenantDeletions:
+class TenantDeletions(BackgroundQuery[CancelResult]):
     """Works off the deletions of tenants on its own thread and connection, which it closes.
 
     The name of a deleted tenant is reserved for `keep`: as long as partitions of its time exist.
     """
 
     def __init__(self, session: Session, installation: Installation, keep: timedelta) -> None:
-        self._session, self._installation = session, installation
-        self._background = BackgroundQuery[CancelResult](session, "deletions")
+        super().__init__(session, "deletions")
+        self._installation = installation
         self._passes: dict[str, _Pass] = {}
         self._rows = TenantRows(installation, keep)
         self._next = 0.0
@@ -123,17 +123,13 @@ class TenantDeletions:
         Raises:
             InstallationFault: The database refuses the work.
         """
-        done = self._background.take() or CancelResult()
-        if not self._background.busy:
+        done = self.take() or CancelResult()
+        if not self.busy:
             if not deletes:
                 self._passes.clear()  # another scheduler goes on from the rows; what this one has seen grows old
             elif monotonic_seconds() >= self._next:
-                self._background.start(self._work_apart)
+                self.start(self._work_apart)
         return done, _SHARE_SECONDS if self._passes else math.inf
-
-    def close(self) -> None:
-        """Cancel the work under way, and close the connection."""
-        self._background.close()
 
     def work(self) -> CancelResult:
         """Work on each deletion for its part of `_SHARE_SECONDS`."""
@@ -148,7 +144,7 @@ class TenantDeletions:
         due = [(tenant, at) for tenant, at in self._passes.items() if at.not_before <= now]
         for number, (tenant, at) in enumerate(due, 1):
             until = now + _SHARE_SECONDS * number / len(due)
-            while self._advance(tenant, at, done) and monotonic_seconds() < until and not self._background.closing:
+            while self._advance(tenant, at, done) and monotonic_seconds() < until and not self.closing:
                 pass
         return done
 
