@@ -26,7 +26,6 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.errors import Unavailable
 from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn, Session, read_ids, read_rows, readable_rows
 from tidewheel.postgres.statements import Statements
@@ -113,7 +112,6 @@ class CancelResult:
     ended: int = 0
     signalled: int = 0
     more: bool = False
-    failed: int = 0
 
 
 class BulkCancel:
@@ -122,6 +120,7 @@ class BulkCancel:
     def __init__(self, session: Session, installation: Installation) -> None:
         self._session, self._installation = session, installation
         self._positions: dict[int, _ScanPosition] = {}
+        self._failed = SetAside[UUID]()
         self._last = 0
         self._next_poll = 0.0
 
@@ -157,15 +156,15 @@ class BulkCancel:
         rows = self._find(cancellation, position)
         if rows is None:
             return self._end_scan(cancellation, position)
-        named = [row for row in rows if row.named]
-        done = self._end_or_bisect(cancellation, named)
+        named, left, done = [row for row in rows if row.named], self._failed.current(), CancelResult(more=True)
+        due = {row.run_id: row for row in named if row.run_id not in left}
+        handled = self._failed.runs_together(due, partial(self._end, cancellation, done), "cancel run")
         position.found += len(named)
         position.done += done.ended + done.signalled
-        position.failed += done.failed
+        position.failed += len(named) - handled
         position.at_end = len(rows) < _BATCH_ROWS and not (rows and rows[-1].last_scanned)
         if rows:
             position.run_id, position.scheduled_at = rows[-1].run_id, rows[-1].scheduled_at
-        done.more = True
         return done
 
     def _end_scan(self, cancellation: OpenCancellation, position: _ScanPosition) -> CancelResult:
@@ -216,33 +215,17 @@ class BulkCancel:
         position.run_id, position.at_end = _NOWHERE, False
         return position.job_id
 
-    def _end_or_bisect(self, cancellation: OpenCancellation, rows: Sequence[Candidate]) -> CancelResult:
-        try:
-            return self._end(cancellation, rows)
-        except (Unavailable, MemoryError):
-            raise
-        except Exception as error:  # noqa: BLE001 - ending one run at a time finds the one that fails
-            if len(rows) == 1:
-                run_id = rows[0].run_id
-                text = "cancellation %d cannot cancel run %s; the scheduler tries it again with the next scan"
-                _LOG.exception(text, cancellation.id, run_id, extra={"run_id": str(run_id)})
-                return CancelResult(failed=1)
-            text = "cancellation %d failed for %d runs (%s); the scheduler cancels them one by one"
-            _LOG.warning(text, cancellation.id, len(rows), error)
-            each = [self._end_or_bisect(cancellation, [row]) for row in rows]
-            ended, signalled = sum(one.ended for one in each), sum(one.signalled for one in each)
-            return CancelResult(ended, signalled, failed=sum(one.failed for one in each))
-
-    def _end(self, cancellation: OpenCancellation, rows: Sequence[Candidate]) -> CancelResult:
-        if not rows:
-            return CancelResult()
+    def _end(self, cancellation: OpenCancellation, done: CancelResult, rows: Sequence[Candidate]) -> int:
+        """End runs, and add their numbers to `done`; return the number of rows."""
         with self._session.transaction() as connection:
             # Lock order: the cancellation before active runs. Another scheduler may hold it.
             if connection.execute(_SQL["lock_cancellation"], {"id": cancellation.id}).fetchone() is None:
-                return CancelResult()
-            done = end_candidates(connection, self._installation, rows, cancellation.reason)
-            connection.execute(_SQL["count_cancelled"], {"id": cancellation.id, "more": done.ended + done.signalled})
-        return done
+                return len(rows)
+            ended = end_candidates(connection, self._installation, rows, cancellation.reason)
+            connection.execute(_SQL["count_cancelled"], {"id": cancellation.id, "more": ended.ended + ended.signalled})
+        done.ended += ended.ended
+        done.signalled += ended.signalled
+        return len(rows)
 
 
 def end_candidates(
