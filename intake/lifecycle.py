@@ -40,10 +40,10 @@ from tidewheel.schedules.decision import HoldReason
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import JobDefinition, Reply, ReplyError, ReplyStatus
 from tidewheel.transitions.after_end import is_pause_on_failure
-from tidewheel.transitions.events import append_job_events
+from tidewheel.transitions.events import ChangedJob, append_job_events
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.timers import ReleasedJob, drop_timers, release_quarantined
+from tidewheel.transitions.timers import drop_timers, release_quarantined
 
 _SQL = Statements("tidewheel.intake")
 
@@ -146,7 +146,7 @@ def _cancel_unstarted(writing: Writing, jobs: Sequence[JobRow], now: datetime) -
         writing.execute(_SQL["add_job_cancellation"], **columns)
 
 
-def release_jobs(connection: Conn, installation: Installation, job_ids: Sequence[UUID]) -> list[ReleasedJob]:
+def release_jobs(connection: Conn, installation: Installation, job_ids: Sequence[UUID]) -> list[ChangedJob]:
     """Release those of these jobs that are quarantined, in the caller's transaction; return them."""
     locked = lock_jobs_by_id(Writing(connection, installation), job_ids)
     timers = [locked.timers[job] for job in sorted(locked.quarantined)]

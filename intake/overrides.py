@@ -34,7 +34,7 @@ from tidewheel.schedules.schedule import TICK, FixedDelay, Manual
 from tidewheel.schedules.timer_state import DaySets, TimerState, timer_state
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.decision_inputs import read_day_sets
-from tidewheel.transitions.events import lifecycle_row
+from tidewheel.transitions.events import job_event
 
 _SQL = Statements("tidewheel.intake")
 
@@ -311,18 +311,8 @@ def _event(writing: Writing, change: _Change, now: datetime) -> OutboxRow:
     detail = {"at": format_timestamp(request.at)}
     if isinstance(request, JobMove):
         detail["to"] = format_timestamp(request.to)
-    return lifecycle_row(
-        writing.installation,
-        kind=f"job.occurrence_{suffix}",
-        tenant=job.tenant,
-        job_id=job.job_id,
-        job_key=job.key,
-        job_version=job.version,
-        shard=job.shard,
-        now=now,
-        reason=request.reason,
-        detail=detail,
-    )
+    kind = f"job.occurrence_{suffix}"
+    return job_event(writing.installation, kind, job, now, reason=request.reason, detail=detail)
 
 
 def _reply(

@@ -23,7 +23,7 @@ from tidewheel.schedules.decision import Decision, HoldReason
 from tidewheel.schedules.parse import read_schedule
 from tidewheel.schedules.schedule import FixedDelay, Manual
 from tidewheel.schemas.generated.records import Reply
-from tidewheel.transitions.events import lifecycle_row
+from tidewheel.transitions.events import job_event
 from tidewheel.transitions.timers import LockedTimer, move_timers
 
 _SQL = Statements("tidewheel.intake")
@@ -100,18 +100,9 @@ def _movable(received: ReceivedRequest, locked: Locked) -> tuple[FixedDelay, Loc
 
 def _event(writing: Writing, received: ReceivedRequest, locked: Locked, to: datetime) -> OutboxRow:
     job, timer = locked.jobs[received.job_id], locked.timers[received.job_id]
-    return lifecycle_row(
-        writing.installation,
-        kind="job.occurrence_moved",
-        tenant=job.tenant,
-        job_id=job.job_id,
-        job_key=job.key,
-        job_version=job.version,
-        shard=job.shard,
-        now=locked.now,
-        reason=received.of(JobReschedule).reason,
-        detail={"at": format_timestamp(timer.scheduled_at), "to": format_timestamp(to)},
-    )
+    reason = received.of(JobReschedule).reason
+    detail = {"at": format_timestamp(timer.scheduled_at), "to": format_timestamp(to)}
+    return job_event(writing.installation, "job.occurrence_moved", job, locked.now, reason=reason, detail=detail)
 
 
 def _accepted(received: ReceivedRequest, job: JobRow, at: datetime, *, unchanged: bool) -> Reply:

@@ -16,10 +16,9 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.errors import Unavailable
-from tidewheel.outbox import append
 from tidewheel.postgres.low_water import BEGINNING
 from tidewheel.postgres.pg_binary import instants, integers
-from tidewheel.postgres.session import Conn, Session, readable_rows, rows_of
+from tidewheel.postgres.session import Conn, Session, read_rows, readable_rows, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.fallbacks import Step, work
@@ -27,7 +26,7 @@ from tidewheel.process.metrics import metrics
 from tidewheel.scheduler.job_faults import BatchDecider, Breaker, free, postpone, quarantine
 from tidewheel.schedules.decision import Decision, HoldReason
 from tidewheel.transitions.decision_inputs import read_decision_inputs
-from tidewheel.transitions.events import lifecycle_row
+from tidewheel.transitions.events import ChangedJob, append_job_events
 from tidewheel.transitions.frozen_timers import hold_frozen
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.messages import read_definitions
@@ -184,22 +183,10 @@ def _end_pauses(connection: Conn, installation: Installation, job_ids: Sequence[
     """End the pauses whose `paused_until` has passed, and publish `job.resumed` for each."""
     if not job_ids:
         return
-    rows = connection.execute(_RESUME_JOBS, {"job_ids": sorted(job_ids), "now": now}, binary=True).fetchall()
-    events = [
-        lifecycle_row(
-            installation,
-            kind="job.resumed",
-            tenant=str(tenant),
-            job_id=cast("UUID", job_id),
-            job_key=str(key),
-            job_version=cast("int", version),
-            shard=cast("int", shard),
-            now=now,
-            reason="paused_until has passed",
-        )
-        for job_id, tenant, key, shard, version in rows
-    ]
-    append(connection, events, shards=installation.shards)
+    columns = {"job_ids": sorted(job_ids), "now": now}
+    resumed = read_rows(connection, class_row(ChangedJob), _RESUME_JOBS, columns)
+    reasons = dict.fromkeys(job_ids, "paused_until has passed")
+    append_job_events(connection, installation, "job.resumed", resumed, now=now, reasons=reasons)
 
 
 def _fire_alone(

@@ -33,7 +33,7 @@ from tidewheel.process.failpoint import failpoint
 from tidewheel.process.logs import faults
 from tidewheel.scheduler.cancels import TO_CANCEL, CancelResult, Candidate, end_candidates
 from tidewheel.scheduler.tenant_rows import Deletion, TenantRows
-from tidewheel.transitions.events import append_job_events
+from tidewheel.transitions.events import ChangedJob, append_job_events
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.tenant_refusals import TENANT_DELETED
 from tidewheel.transitions.tenant_taking import cancel_tenant, take_tenant
@@ -58,17 +58,6 @@ _WORKFLOWS = 10  # each may have thousands of runs to cancel
 _DUE_RELEASES = 10_000  # that one statement looks at: about ten milliseconds
 
 _NOWHERE, _LAST = UUID(int=0), UUID(int=(1 << 128) - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """A job to delete, locked."""
-
-    job_id: UUID
-    tenant: str
-    key: str
-    version: int
-    shard: int
 
 
 class _Part(Enum):
@@ -242,7 +231,7 @@ class TenantDeletions(BackgroundQuery[CancelResult]):
         ids = [job_id for job_id, _, is_live, _ in found if is_live]
         timers = read_ids(connection, _SQL["lock_timers_to_drop"], {"job_ids": uuids(ids)})
         drop = {"job_ids": uuids(ids), "locked": uuids(timers)}
-        jobs = read_rows(connection, class_row(_Job), _SQL["lock_jobs_to_drop"], drop)
+        jobs = read_rows(connection, class_row(ChangedJob), _SQL["lock_jobs_to_drop"], drop)
         if jobs:
             now = read_now(connection)
             locked = [job.job_id for job in jobs]

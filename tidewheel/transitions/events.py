@@ -4,6 +4,7 @@ Hot path: every run that ends runs this code, so values that are equal within th
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
@@ -106,6 +107,41 @@ class JobFields(VersionFields, Protocol):
     def key(self) -> str: ...  # noqa: D102
 
 
+@dataclass(frozen=True, slots=True)
+class ChangedJob:
+    """A job that a statement has changed."""
+
+    job_id: UUID
+    tenant: str
+    key: str
+    shard: int
+    version: int
+
+
+def job_event(
+    installation: Installation,
+    kind: str,
+    job: JobFields,
+    now: datetime,
+    *,
+    reason: str | None,
+    detail: Mapping[str, str] | None = None,
+) -> OutboxRow:
+    """Return the outbox row of the event of a changed job."""
+    return lifecycle_row(
+        installation,
+        kind=kind,
+        tenant=job.tenant,
+        job_id=job.job_id,
+        job_key=job.key,
+        job_version=job.version,
+        shard=job.shard,
+        now=now,
+        reason=reason,
+        detail=detail,
+    )
+
+
 def append_job_events(
     connection: Conn,
     installation: Installation,
@@ -116,20 +152,7 @@ def append_job_events(
     reasons: Mapping[UUID, str | None],
 ) -> None:
     """Append the lifecycle event of each changed job."""
-    events = [
-        lifecycle_row(
-            installation,
-            kind=kind,
-            tenant=job.tenant,
-            job_id=job.job_id,
-            job_key=job.key,
-            job_version=job.version,
-            shard=job.shard,
-            now=now,
-            reason=reasons.get(job.job_id),
-        )
-        for job in jobs
-    ]
+    events = [job_event(installation, kind, job, now, reason=reasons.get(job.job_id)) for job in jobs]
     append(connection, events, shards=installation.shards)
 
 

@@ -7,7 +7,6 @@ A quarantined job that is released fires by its `catch_up`, as after any downtim
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from types import MappingProxyType
@@ -28,7 +27,7 @@ from tidewheel.schedules.decision import Decision, Fire
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import JobDefinition
 from tidewheel.transitions.create import create_runs
-from tidewheel.transitions.events import append_job_events, skip_event
+from tidewheel.transitions.events import ChangedJob, append_job_events, skip_event
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.new_runs import NewRun, RunInputs
 
@@ -329,17 +328,6 @@ def _key(timer: LockedTimer) -> str:
     return decode(timer.definition, JobDefinition).job_key
 
 
-@dataclass(frozen=True, slots=True)
-class ReleasedJob:
-    """A job that was released."""
-
-    job_id: UUID
-    tenant: str
-    key: str
-    shard: int
-    version: int
-
-
 def release_quarantined(
     connection: Conn,
     installation: Installation,
@@ -348,7 +336,7 @@ def release_quarantined(
     now: datetime,
     until: datetime | None = None,
     reason: str | None = None,
-) -> list[ReleasedJob]:
+) -> list[ChangedJob]:
     """Release the jobs of these locked timers, in the caller's transaction; return the released ones.
 
     Args:
@@ -363,7 +351,7 @@ def release_quarantined(
         "waiting": list(find_open_fixed_delay_runs(connection, timers)),
         "until": until,
     }
-    released = read_rows(connection, class_row(ReleasedJob), _RELEASE_TIMERS, columns)
+    released = read_rows(connection, class_row(ChangedJob), _RELEASE_TIMERS, columns)
     reasons = {job.job_id: reason for job in released}
     append_job_events(connection, installation, "job.released", released, now=now, reasons=reasons)
     return released
