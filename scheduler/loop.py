@@ -13,6 +13,7 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from uuid import UUID
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import InstallationFault, Unavailable
@@ -20,7 +21,9 @@ from tidewheel.membership import Membership, rendezvous
 from tidewheel.postgres.low_water import LowWaterMarks
 from tidewheel.postgres.notify import Channel, Listener, Notifier
 from tidewheel.postgres.partitions import coming_days, create_missing, days_ahead
-from tidewheel.postgres.session import BY_KEY, RowsLocked, Session, is_time_limit
+from tidewheel.postgres.pg_binary import uuids
+from tidewheel.postgres.session import BY_KEY, RowsLocked, Session, is_time_limit, list_ids
+from tidewheel.postgres.statements import Statements
 from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Backoff, Shutdown, run_loop
@@ -29,20 +32,22 @@ from tidewheel.scheduler.backlog import BacklogMetrics, UnhandledWatch
 from tidewheel.scheduler.cancels import BulkCancel, CancelResult, PendingCancels
 from tidewheel.scheduler.concurrency_keys import KeyDuties, KeyRepair
 from tidewheel.scheduler.deadlines import Deadlines, WorkflowDeadlines
-from tidewheel.scheduler.deferred_effects import DeferredEffects
 from tidewheel.scheduler.poller import ShardRotation, TimerPoller
 from tidewheel.scheduler.releases import Releases, Thaws
 from tidewheel.scheduler.repair import ActiveRunRepair, mend_workflows, release_stuck_chains, repair_missing_timers
 from tidewheel.scheduler.retention import Retention
 from tidewheel.scheduler.retention_rules import periods_of
+from tidewheel.scheduler.set_aside import SetAside
 from tidewheel.scheduler.tenant_deletions import TenantDeletions
 from tidewheel.scheduler.tzdata_refresh import TzdataRefresh
 from tidewheel.scheduler.work_loop import WorkLoop
 from tidewheel.settings.services import SchedulerSettings
-from tidewheel.transitions.after_end import MAX_APPLIED
+from tidewheel.transitions.after_end import MAX_APPLIED, apply_deferred_effects
 from tidewheel.transitions.installation import Installation
 
 _LOG = logging.getLogger("tidewheel.scheduler")
+
+_FIND_DEFERRED_EFFECTS = Statements("tidewheel.scheduler")["find_deferred_effects"]
 
 _DAYS_SECONDS = 600.0  # between two looks for missing partitions
 _DAY_SECONDS = 86_400
@@ -83,6 +88,29 @@ class DaysAhead:
         self.step()
         self.close()
         return _DAYS_SECONDS
+
+
+class DeferredEffects:
+    """Applies deferred effects, `MAX_APPLIED` at a time, or one by one if one of them fails."""
+
+    def __init__(self, session: Session, installation: Installation) -> None:
+        self._session, self._installation = session, installation
+        self._failed = SetAside[UUID]()
+
+    def step(self) -> int:
+        """Apply some effects; return the number of ends."""
+        left = self._failed.current()
+        try:
+            return self._session.within(apply_deferred_effects, self._installation, left=left)
+        except (Unavailable, MemoryError):
+            raise
+        except Exception as error:  # noqa: BLE001 - applying one at a time finds the one that fails
+            _LOG.warning("applying deferred effects failed (%s); the scheduler applies them one by one", error)
+        applied, columns = 0, {"limit": MAX_APPLIED, "left": uuids(left)}
+        for run_id in self._session.within(list_ids, _FIND_DEFERRED_EFFECTS, columns):
+            with self._failed.alone(run_id, "apply the deferred effects of run", run_id=str(run_id)):
+                applied += self._session.within(apply_deferred_effects, self._installation, only=run_id)
+        return applied
 
 
 @dataclass(slots=True)
