@@ -30,6 +30,7 @@ OVER = (
     " and another executor may already execute the run"
 )
 _SAVED_CHECK_SECONDS = 0.5
+LOSSES = 2  # lost executors of a run, after which it runs in a worker process, away from other attempts
 SHUTDOWN_GRACE_SECONDS = 1.0  # for attempts to stop when the executor shuts down; then they are released
 
 

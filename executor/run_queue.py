@@ -22,11 +22,10 @@ from functools import partial
 from types import coroutine
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.executor.attempt import Attempt
+from tidewheel.executor.attempt import LOSSES, Attempt
 from tidewheel.executor.chunk import Chunk
-from tidewheel.executor.gathering import Gathering
 from tidewheel.executor.outcome import NOT_STARTED
-from tidewheel.executor.runners.python import LOSSES
+from tidewheel.executor.runners.chunk_calls import Gathering
 from tidewheel.executor.runners.runner import Timeouts
 from tidewheel.executor.slots import Slots
 from tidewheel.runs import Lane

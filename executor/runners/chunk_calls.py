@@ -1,4 +1,8 @@
-"""Calls of chunk handlers: from the start of their runs to the end of the call.
+"""Calls of chunk handlers: gather their runs, and run them together until the call has ended.
+
+Runs of one tenant and version number wait for each other. A run that has failed or was lost runs alone: so a run that
+ends its process takes no other with it twice. At-most-once runs run alone, or a neighbour's exception would be their
+end. Two open runs of an ordering key are never claimed, and so never gathered.
 
 A run is decided once: by its handler, a timeout or a request. That is reported at once, and the call goes on for the
 others. Their slots are free when the call has ended. A timeout or a request that leaves no run to decide cancels a
@@ -10,7 +14,7 @@ One timer a call, at the next limit of an undecided run: a decided run has none.
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import copy_context
@@ -20,8 +24,8 @@ from typing import cast
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import AttemptOver
-from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.chunk import Item
+from tidewheel.executor.attempt import LOSSES, Attempt
+from tidewheel.executor.chunk import Chunk, Item
 from tidewheel.executor.context import Context
 from tidewheel.executor.handlers import ChunkHandler, invalid_payload, left_out, raised
 from tidewheel.executor.outcome import CANCELLED, NOT_STARTED, RELEASED, Outcome, from_exception, timed_out
@@ -29,10 +33,51 @@ from tidewheel.executor.output_capture import current
 from tidewheel.executor.runners.runner import attempt_span
 from tidewheel.process import tracing
 from tidewheel.process.failpoint import failpoint
+from tidewheel.runs import Lane
 from tidewheel.transitions.finished import Timeout
 
 _BUSY_SECONDS = 0.005  # with payloads; then the loop serves everything else
 _TICK_SECONDS = 0.01  # between two looks at the time limits of a call
+
+# Handler, tenant, lane whose slots the runs take, and job_version, so that no job is in a chunk with two versions.
+_Key = tuple[str, str, Lane, int]
+
+
+class Gathering:
+    """The chunks of one executor that wait for further runs; used on the event loop."""
+
+    def __init__(self, chunks: Mapping[str, Chunk], start: Callable[[list[Attempt]], object]) -> None:
+        self._chunks, self._start_call = chunks, start
+        self._waiting: dict[_Key, tuple[list[Attempt], asyncio.TimerHandle]] = {}
+
+    def takes(self, attempt: Attempt, lane: Lane) -> bool:
+        """Take an attempt of a chunk handler, unless it needs a worker process; return False for any other."""
+        definition = attempt.definition
+        name = definition.target.handler or ""
+        if (chunk := self._chunks.get(name)) is None or attempt.started.lost_attempts >= LOSSES:
+            return False
+        started = attempt.started
+        if started.failed_attempts or started.lost_attempts or definition.at_most_once:
+            self._start_call([attempt])
+            return True
+        key = name, definition.tenant, lane, attempt.request.job_version
+        if key not in self._waiting:
+            self._waiting[key] = [], asyncio.get_running_loop().call_later(chunk.wait_seconds, self._start, key)
+        attempts, _ = self._waiting[key]
+        attempts.append(attempt)
+        if len(attempts) >= chunk.most:
+            self._start(key)
+        return True
+
+    def start_if(self, is_full: Callable[[Lane], bool]) -> None:
+        """Start the chunks of the lanes that no further run can join."""
+        for key in [key for key in self._waiting if is_full(key[2])]:
+            self._start(key)
+
+    def _start(self, key: _Key) -> None:
+        attempts, timer = self._waiting.pop(key)
+        timer.cancel()
+        self._start_call(attempts)
 
 
 class _Log(logging.LoggerAdapter[logging.Logger]):

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
 
-from tidewheel.executor.attempt import Attempt
+from tidewheel.executor.attempt import LOSSES, Attempt
 from tidewheel.executor.complete_in import CompletionConfig
 from tidewheel.executor.context import Context
 from tidewheel.executor.handlers import ChunkHandler, Handler, invalid_payload
@@ -21,8 +21,6 @@ from tidewheel.executor.output_capture import current
 from tidewheel.executor.runners.chunk_calls import ChunkCall
 from tidewheel.process import tracing
 from tidewheel.settings.executor import ExecutorSettings
-
-LOSSES = 2  # lost executors of a run, after which it runs in a worker process, away from other attempts
 
 
 class PythonRunner:

@@ -22,12 +22,13 @@ from tests.fixtures.services import until
 from tests.relay.topics import make_topics
 from tidewheel.clock import boot_seconds
 from tidewheel.errors import AttemptOver
+from tidewheel.executor.attempt import LOSSES
 from tidewheel.executor.lease import Heartbeat, Lease, OnSignal
 from tidewheel.executor.outcome import NOT_STARTED, RELEASED
 from tidewheel.executor.runners.aws import LambdaRunner
 from tidewheel.executor.runners.http import HttpRunner
 from tidewheel.executor.runners.kafka import KafkaRunner
-from tidewheel.executor.runners.python import LOSSES, PythonRunner
+from tidewheel.executor.runners.python import PythonRunner
 from tidewheel.executor.runners.runner import Runner
 from tidewheel.executor.runners.shell import ShellRunner
 from tidewheel.jobs.allow_lists import AllowLists
