@@ -29,14 +29,6 @@ from tidewheel.schemas.generated.records import RequestOrigin
 from tidewheel.transitions.timers import LockedTimer
 
 _SQL = Statements("tidewheel.intake")
-_LOCK_TIMERS = _SQL["lock_timers"]
-_LOCK_JOBS = _SQL["lock_jobs"]
-_LOCK_JOBS_TO_DELETE = _SQL["lock_jobs_to_delete"]
-_READ_LOCKED_JOBS = _SQL["read_locked_jobs"]
-_READ_LOCK_TIMEOUT = _SQL["read_lock_timeout"]
-_SET_LOCK_TIMEOUT = _SQL["set_lock_timeout"]
-_READ_OPEN_STATES = _SQL["read_open_states"]
-_WAIT_FOR_RUNS = _SQL["wait_for_runs"]
 
 _LOCK_TIMEOUT = "200ms"  # below deadlock_timeout (1 s): a wait out of lock order aborts no other transaction
 
@@ -114,10 +106,10 @@ def lock_jobs_to_delete(writing: Writing, batch: Sequence[ReceivedRequest]) -> L
         RowLocked: A user's own transaction has triggered one of the jobs: roll back and try again.
     """
     ids = sorted({received.job_id for received in batch})
-    writing.execute(_LOCK_TIMERS, job_ids=ids)
+    writing.execute(_SQL["lock_timers"], job_ids=ids)
     lock_each(
         writing.connection,
-        _LOCK_JOBS_TO_DELETE,
+        _SQL["lock_jobs_to_delete"],
         batch,
         columns=lambda some: {"job_ids": sorted({received.job_id for received in some})},
         what=lambda received: f"job {received.key!r}",
@@ -128,10 +120,10 @@ def lock_jobs_to_delete(writing: Writing, batch: Sequence[ReceivedRequest]) -> L
 def lock_jobs_by_id(writing: Writing, job_ids: Iterable[UUID]) -> Locked:
     """Lock these jobs as `lock_jobs` does."""
     ids = sorted(job_ids)
-    writing.execute(_LOCK_TIMERS, job_ids=ids)
-    writing.execute(_LOCK_JOBS, job_ids=ids)
+    writing.execute(_SQL["lock_timers"], job_ids=ids)
+    writing.execute(_SQL["lock_jobs"], job_ids=ids)
     # Again: the transaction that the jobs' locks waited for may have written a job's first timer.
-    writing.execute(_LOCK_TIMERS, job_ids=ids)
+    writing.execute(_SQL["lock_timers"], job_ids=ids)
     locked = _read_locked(writing, ids)
     if lift_ended_pauses(writing, locked.jobs, locked.timers, locked.now):
         locked = _read_locked(writing, ids)
@@ -141,19 +133,19 @@ def lock_jobs_by_id(writing: Writing, job_ids: Iterable[UUID]) -> Locked:
 
 def _read_locked(writing: Writing, ids: Sequence[UUID]) -> Locked:
     timers = read_locked_timers(writing, ids)
-    jobs = {job.job_id: job for job in writing.read_as(JobRow, _READ_LOCKED_JOBS, job_ids=ids)}
+    jobs = {job.job_id: job for job in writing.read_as(JobRow, _SQL["read_locked_jobs"], job_ids=ids)}
     return Locked(writing.now(), jobs, timers)
 
 
 def try_lock(connection: Conn, statement: LiteralString, columns: dict[str, object]) -> bool:
     """Run a locking statement that waits for 200 ms at most; return True if its rows are locked now."""
-    row = connection.execute(_READ_LOCK_TIMEOUT).fetchone()
+    row = connection.execute(_SQL["read_lock_timeout"]).fetchone()
     previous = cast("tuple[str]", row)[0]
     try:
         with connection.transaction():
-            connection.execute(_SET_LOCK_TIMEOUT, {"lock_timeout": _LOCK_TIMEOUT})
+            connection.execute(_SQL["set_lock_timeout"], {"lock_timeout": _LOCK_TIMEOUT})
             connection.execute(statement, columns)
-            connection.execute(_SET_LOCK_TIMEOUT, {"lock_timeout": previous})
+            connection.execute(_SQL["set_lock_timeout"], {"lock_timeout": previous})
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
         return False
     return True
@@ -178,7 +170,7 @@ def lock_each(
 
 def try_lock_runs(connection: Conn, run_ids: Iterable[UUID]) -> bool:
     """Wait for 200 ms at most for open runs; return True if those that are still open are locked now."""
-    return try_lock(connection, _WAIT_FOR_RUNS, {"run_ids": uuids(run_ids)})
+    return try_lock(connection, _SQL["wait_for_runs"], {"run_ids": uuids(run_ids)})
 
 
 def still_open(connection: Conn, run_ids: Iterable[UUID]) -> dict[UUID, str]:
@@ -186,5 +178,5 @@ def still_open(connection: Conn, run_ids: Iterable[UUID]) -> dict[UUID, str]:
     ids = list(run_ids)
     if not ids:
         return {}
-    rows = connection.execute(_READ_OPEN_STATES, {"run_ids": uuids(ids)}, binary=True).fetchall()
+    rows = connection.execute(_SQL["read_open_states"], {"run_ids": uuids(ids)}, binary=True).fetchall()
     return dict(cast("list[tuple[UUID, str]]", rows))

@@ -34,9 +34,7 @@ from tidewheel.postgres.statements import Statements
 _LOG = logging.getLogger("tidewheel.intake")
 
 _SQL = Statements("tidewheel.intake")
-_ACQUIRE_PARTITION = _SQL["acquire_partition"]
 _STORE_OFFSETS = _SQL["store_offsets"]
-_HOLD_DELETIONS = _SQL["hold_deletions"]
 
 Partition: TypeAlias = tuple[str, int]
 
@@ -116,7 +114,7 @@ class StoredOffsets:
                 "end": end,
                 "owner": self._owner,
             }
-            row = connection.execute(_ACQUIRE_PARTITION, columns).fetchone()
+            row = connection.execute(_SQL["acquire_partition"], columns).fetchone()
             if row is not None:
                 next_offset, epoch, unmoved = cast("tuple[int, int, int]", row)
                 self._positions[topic, number] = _Position(epoch, next_offset, unmoved)
@@ -179,7 +177,7 @@ def hold_deletions(connection: Conn, tenants: Iterable[str]) -> set[str]:
 
     Until the caller's transaction has ended no deletion of the others ends.
     """
-    rows = connection.execute(_HOLD_DELETIONS, {"tenants": sorted(set(tenants))}).fetchall()
+    rows = connection.execute(_SQL["hold_deletions"], {"tenants": sorted(set(tenants))}).fetchall()
     return {tenant for tenant, is_removed in cast("list[tuple[str, bool]]", rows) if is_removed}
 
 

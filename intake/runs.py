@@ -41,17 +41,8 @@ from tidewheel.transitions.new_runs import NewRun
 from tidewheel.transitions.requested_changes import RetryRequest, hasten_run, retry_runs
 
 _SQL = Statements("tidewheel.intake")
-_LOCK_RUN = _SQL["lock_run"]
-_READ_RUN = _SQL["read_run"]
-_FIND_PENDING_CANCEL = _SQL["find_pending_cancel"]
-_ADD_PENDING_CANCEL = _SQL["add_pending_cancel"]
-_READ_JOB_KEY = Statements("tidewheel.transitions")["read_job_key"]
 _FIND_LABELLED_JOBS = _SQL["find_labelled_jobs"]
-_NEXT_CANCELLATION_ID = _SQL["next_cancellation_id"]
-_ADD_CANCELLED_JOBS = _SQL["add_cancelled_jobs"]
-_BLOCK_CLAIMS = _SQL["block_claims"]
-_BLOCK_OLD_CLAIMS = _SQL["block_old_claims"]
-_ADD_CANCELLATION = _SQL["add_cancellation"]
+_READ_JOB_KEY = Statements("tidewheel.transitions")["read_job_key"]
 
 _REQUESTED = "requested"  # the reason when the request gives none
 
@@ -91,14 +82,14 @@ class _Cancels:
     def apply(self, received: ReceivedRequest) -> Reply:
         request = received.of(RunCancel)
         columns: dict[str, object] = {"run_id": UUID(request.run_id), "tenant": received.tenant}
-        found = self._writing.read(_READ_RUN, **columns)
+        found = self._writing.read(_SQL["read_run"], **columns)
         if not found:
             return rejected(received, UnknownRun(request.run_id))
         job_id, version, final, _ = found[0]
         # The open row has the state. Without one the run has ended, and runs may be newer than the row read above.
         done = self._cancel(received, columns, request.reason or _REQUESTED)
         if done is None:
-            again = self._writing.read(_READ_RUN, **columns)
+            again = self._writing.read(_SQL["read_run"], **columns)
             done = _Done(RunState(str(again[0][2] if again else final)), changed=False)
         about = {"job_id": str(job_id), "job_version": version, "run_id": request.run_id}
         return accepted(received, **about, run_status=done.before.value, unchanged=not done.changed)
@@ -106,12 +97,12 @@ class _Cancels:
     def _cancel(self, received: ReceivedRequest, columns: dict[str, object], reason: str) -> _Done | None:
         """Cancel a run now or later; None if it has ended."""
         run_id = cast("UUID", columns["run_id"])
-        found = self._connection.execute(_LOCK_RUN, columns, binary=True).fetchone()
+        found = self._connection.execute(_SQL["lock_run"], columns, binary=True).fetchone()
         if found is None and (left := still_open(self._connection, [run_id]).get(run_id)):
-            if self._connection.execute(_FIND_PENDING_CANCEL, columns).fetchone() is not None:
+            if self._connection.execute(_SQL["find_pending_cancel"], columns).fetchone() is not None:
                 return _Done(RunState(left), changed=False)
             self._may_wait = self._may_wait and try_lock_runs(self._connection, [run_id])
-            found = self._connection.execute(_LOCK_RUN, columns, binary=True).fetchone()
+            found = self._connection.execute(_SQL["lock_run"], columns, binary=True).fetchone()
         if found is None:
             return self._cancel_later(received, columns, reason)
         state = RunState(str(found[0]))
@@ -133,7 +124,7 @@ class _Cancels:
         left = still_open(self._connection, [run_id]).get(run_id)
         if left is None:
             return None
-        self._connection.execute(_ADD_PENDING_CANCEL, {**columns, "reason": reason})
+        self._connection.execute(_SQL["add_pending_cancel"], {**columns, "reason": reason})
         return _Done(RunState(left), changed=True)
 
 
@@ -148,7 +139,7 @@ def block_claims(connection: Conn, batch: Sequence[ReceivedRequest]) -> None:
     """
     if isinstance(connection, OwnConnection) and connection.on_block is not None:
         connection.on_block()
-    if not (try_lock(connection, _BLOCK_CLAIMS, {}) and try_lock(connection, _BLOCK_OLD_CLAIMS, {})):
+    if not (try_lock(connection, _SQL["block_claims"], {}) and try_lock(connection, _SQL["block_old_claims"], {})):
         claims = "the lock on claims"
         raise RowLocked(claims, batch)
 
@@ -159,9 +150,9 @@ def cancel_by_filter(writing: Writing, received: ReceivedRequest) -> Reply:
     job = _job(writing, received, request)
     labelled = _labelled(writing, received.tenant, request)
     created_before = _created_before(request, writing.now())
-    [(number,)] = writing.read(_NEXT_CANCELLATION_ID)
+    [(number,)] = writing.read(_SQL["next_cancellation_id"])
     if labelled:
-        writing.execute(_ADD_CANCELLED_JOBS, id=number, tenant=received.tenant, job_ids=labelled)
+        writing.execute(_SQL["add_cancelled_jobs"], id=number, tenant=received.tenant, job_ids=labelled)
     columns: dict[str, object] = {
         "id": number,
         "tenant": received.tenant,
@@ -182,7 +173,7 @@ def cancel_by_filter(writing: Writing, received: ReceivedRequest) -> Reply:
         "created_before": created_before or writing.now(),
         "named_count": LOOKED_AT + 1 if at_least else matched,
     }
-    writing.execute(_ADD_CANCELLATION, **columns)
+    writing.execute(_SQL["add_cancellation"], **columns)
     return accepted(received, job_id=str(job) if job else None, cancellation_id=number)
 
 
@@ -253,13 +244,13 @@ def _hasten(writing: Writing, received: ReceivedRequest) -> Reply:
     """Make the next attempt of a retrying run due now; the reply has the state that was found."""
     request = received.of(RunRetry)
     run_id, attempt = UUID(request.run_id), request.attempt or 0
-    found = writing.read(_READ_RUN, run_id=run_id, tenant=received.tenant)
+    found = writing.read(_SQL["read_run"], run_id=run_id, tenant=received.tenant)
     if found and found[0][2] in OPEN:
         if not try_lock_runs(writing.connection, [run_id]):
             what = f"run {run_id}"
             raise RowLocked(what, [received])
         # Again: as a claim or an end has left it.
-        found = writing.read(_READ_RUN, run_id=run_id, tenant=received.tenant)
+        found = writing.read(_SQL["read_run"], run_id=run_id, tenant=received.tenant)
     if not found:
         raise UnknownRun(str(run_id))
     job_id, version, state, begun = cast("tuple[UUID, int, str, int]", found[0])

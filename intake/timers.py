@@ -35,11 +35,6 @@ from tidewheel.transitions.frozen_timers import (
 from tidewheel.transitions.timers import LockedTimer, advance_timers, find_open_fixed_delay_runs, retract_runs
 
 _SQL = Statements("tidewheel.intake")
-_RESUME_JOBS = _SQL["resume_jobs"]
-_PUT_TIMERS = _SQL["put_timers"]
-_READ_TIMERS = _SQL["read_timers"]
-_READ_LOCKED_TIMERS = _SQL["read_locked_timers"]
-_READ_TIMER_RUNS = _SQL["read_timer_runs"]
 
 _MAX_FREEZES = 100  # that have held one job since its timer moved; firing decides what is left
 _NEVER = datetime.max.replace(tzinfo=UTC)
@@ -74,7 +69,7 @@ def lift_ended_pauses(
         return False
     ended = [timers[job] for job in ends]
     _lift(writing, ended, lambda timer, state: on_resume(state, now=ends[timer.job_id] - TICK), now=now, repeats=True)
-    writing.execute(_RESUME_JOBS, job_ids=list(ends), now=now)
+    writing.execute(_SQL["resume_jobs"], job_ids=list(ends), now=now)
     resumed, reasons = [jobs[job] for job in ends], dict.fromkeys(ends, "paused_until has passed")
     append_job_events(writing.connection, writing.installation, "job.resumed", resumed, now=now, reasons=reasons)
     return True
@@ -113,7 +108,7 @@ def decide_frozen(writing: Writing, timers: Mapping[UUID, LockedTimer], jobs: Se
 
 def read_locked_timers(writing: Writing, job_ids: Sequence[UUID]) -> dict[UUID, LockedTimer]:
     """Return the timers of these jobs, which the caller has locked."""
-    return {timer.job_id: timer for timer in writing.read_as(LockedTimer, _READ_LOCKED_TIMERS, job_ids=job_ids)}
+    return {timer.job_id: timer for timer in writing.read_as(LockedTimer, _SQL["read_locked_timers"], job_ids=job_ids)}
 
 
 def _fire_before(writing: Writing, earlier: Mapping[datetime, Sequence[LockedTimer]], now: datetime) -> list[UUID]:
@@ -203,7 +198,7 @@ def put_timers(writing: Writing, timers: Sequence[TimerToPut]) -> None:
     """Set timers; overrides of single occurrences stay in force."""
     if timers:
         writing.execute(
-            _PUT_TIMERS,
+            _SQL["put_timers"],
             job_ids=[timer.job.job_id for timer in timers],
             tenants=[timer.job.tenant for timer in timers],
             shards=[timer.job.shard for timer in timers],
@@ -218,7 +213,7 @@ def next_instants(writing: Writing, job_ids: Sequence[UUID]) -> dict[UUID, datet
     """Return the time of each job's next run; none for jobs on hold."""
     if not job_ids:
         return {}
-    found = writing.read(_READ_TIMERS, job_ids=list(job_ids))
+    found = writing.read(_SQL["read_timers"], job_ids=list(job_ids))
     rows = cast("list[tuple[UUID, datetime, bool, datetime | None]]", found)
     # A timer with overrides or calendars is also due to record a skip, which is no run.
     undecided = {job for job, _, may_skip, written in rows if may_skip and written is None}
@@ -228,7 +223,7 @@ def next_instants(writing: Writing, job_ids: Sequence[UUID]) -> dict[UUID, datet
 
 def _next_fires(writing: Writing, job_ids: Collection[UUID]) -> dict[UUID, datetime]:
     """Return the next fire time of jobs with overrides or calendars, decided as the scheduler does."""
-    timers = writing.read_as(LockedTimer, _READ_LOCKED_TIMERS, job_ids=list(job_ids))
+    timers = writing.read_as(LockedTimer, _SQL["read_locked_timers"], job_ids=list(job_ids))
     inputs = read_decision_inputs(writing.connection, timers)
     found: dict[UUID, datetime] = {}
     for timer in timers:
@@ -246,7 +241,7 @@ def read_timer_runs(
     if not occurrences:
         return {}
     named = {run_id(job, at, Cause.TIMER): (job, at) for job, at in occurrences}
-    rows = writing.read(_READ_TIMER_RUNS, run_ids=uuids(named))
+    rows = writing.read(_SQL["read_timer_runs"], run_ids=uuids(named))
     return {named[run]: RunState(state) for run, state in cast("list[tuple[RunId, str]]", rows)}
 
 

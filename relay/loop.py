@@ -56,12 +56,6 @@ from tidewheel.settings.services import RelaySettings
 _LOG = logging.getLogger("tidewheel.relay")
 
 _SQL = Statements("tidewheel.relay")
-_TRY_LOCK_SLICE = _SQL["try_lock_slice"]
-_UNLOCK_SLICE = _SQL["unlock_slice"]
-_LOCK_SLICE = _SQL["lock_slice"]
-_TAKE_SLICE = _SQL["take_slice"]
-_RELEASE_SLICE = _SQL["release_slice"]
-_FIND_SLICES = _SQL["find_slices"]
 
 _REFRESH_SECONDS = 1.0
 _IDLE_TIMEOUT = "15s"  # a frozen relay keeps no lock that one of 0.1 needs; the relay uses the session every second
@@ -117,7 +111,7 @@ class Slices:
             self._connection = connect(self._url, "tidewheel-relay-slices", autocommit=True)
             self._connection.execute("SELECT set_config('idle_session_timeout', %s, false)", [_IDLE_TIMEOUT])
         connection = self._connection
-        taken = {cast("int", number) for (number,) in connection.execute(_FIND_SLICES, self._of()).fetchall()}
+        taken = {cast("int", number) for (number,) in connection.execute(_SQL["find_slices"], self._of()).fetchall()}
         mine = rendezvous(SLICES, self._membership.live(), self._membership.member_id)
         kept = [number for number in self._held if number in mine and number in taken and self._excludes(number)]
         self._free(connection, taken.union(self._held).difference(mine))
@@ -133,8 +127,8 @@ class Slices:
             self._free(connection, [number])
             return False
         with connection.transaction():
-            connection.execute(_LOCK_SLICE, self._of(number))
-            taken = connection.execute(_TAKE_SLICE, self._of(number)).rowcount == 1
+            connection.execute(_SQL["lock_slice"], self._of(number))
+            taken = connection.execute(_SQL["take_slice"], self._of(number)).rowcount == 1
         if not taken:
             self._free(connection, [number])
         return taken
@@ -143,7 +137,7 @@ class Slices:
         """Keep relays of 0.1 from a slice; return False if one of them has it."""
         if number in self._locked or self._connection is None:
             return number in self._locked
-        row = self._connection.execute(_TRY_LOCK_SLICE, self._of(number)).fetchone()
+        row = self._connection.execute(_SQL["try_lock_slice"], self._of(number)).fetchone()
         locked, excludes = cast("tuple[bool, bool]", row)
         if locked:
             self._locked.add(number)
@@ -151,9 +145,9 @@ class Slices:
 
     def _free(self, connection: Conn, numbers: Iterable[int]) -> None:
         for number in numbers:
-            connection.execute(_RELEASE_SLICE, self._of(number))
+            connection.execute(_SQL["release_slice"], self._of(number))
             if number in self._locked:
-                connection.execute(_UNLOCK_SLICE, self._of(number))
+                connection.execute(_SQL["unlock_slice"], self._of(number))
                 self._locked.remove(number)
 
     def _of(self, number: int | None = None) -> dict[str, object]:

@@ -54,7 +54,6 @@ from tidewheel.relay.outbox_rows import (
 _LOG = logging.getLogger("tidewheel.relay")
 
 _SQL = Statements("tidewheel.relay")
-_REPORT_HELD = _SQL["report_held"]
 _STAGE_OUTBOX = _SQL["stage_outbox"]
 
 _PART_SECONDS = 2.0  # then the rows found so far are returned, and the scan goes on after it
@@ -262,7 +261,7 @@ class HeldReport:
             now = read_now(connection)
             held = [_row(lane, now - timedelta(seconds=began - lane.began)) for lane in lanes]
             columns = {"held": Jsonb(held) if held else None, "member_id": self._member_id}
-            connection.execute(_REPORT_HELD, columns)
+            connection.execute(_SQL["report_held"], columns)
         self._reported, self._next = bool(held), began + _EVERY_SECONDS
 
 

@@ -107,7 +107,7 @@ class Releases:
                 total.releases += done.releases
                 total.runs += done.runs
             except RowsLocked:
-                self._postpone(one, _LOCKED)
+                self._postpone(one)
             except (Unavailable, MemoryError):
                 raise
             except Exception as error:  # noqa: BLE001 - the others go on
@@ -127,10 +127,10 @@ class Releases:
             text = "the scheduler cannot drain release %d; the scheduler tries it again in a minute"
             _LOG.error(text, release, exc_info=error)
 
-    def _postpone(self, release: int, by: timedelta) -> None:
+    def _postpone(self, release: int) -> None:
         with self._session.transaction() as connection:
             connection.execute(_SET_WAITS, {"lock_timeout": _LOCK_TIMEOUT})
-            postpone_releases(connection, [release], read_now(connection) + by)
+            postpone_releases(connection, [release], read_now(connection) + _LOCKED)
 
 
 @dataclass(slots=True)

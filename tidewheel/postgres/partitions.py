@@ -187,11 +187,9 @@ def _connect_again(connection: psycopg.Connection) -> psycopg.Connection:
     return own
 
 
-def missing_partitions(
-    connection: psycopg.Connection, days: Iterable[date], tables: Iterable[str] = TABLES
-) -> list[tuple[str, date]]:
+def missing_partitions(connection: psycopg.Connection, days: Iterable[date]) -> list[tuple[str, date]]:
     """Return the partitions of these days that are not attached."""
-    named = {f"{table}{_suffix(day)}": (table, day) for day in days for table in tables}
+    named = {f"{table}{_suffix(day)}": (table, day) for day in days for table in TABLES}
     if not named:
         return []
     attached = {name for (name,) in connection.execute(_ATTACHED, [own_schema(connection), list(named)]).fetchall()}

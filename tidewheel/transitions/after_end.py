@@ -43,12 +43,6 @@ from tidewheel.transitions.run_keys import settle_keys
 _SQL = Statements("tidewheel.transitions")
 _LOCK_COUNTED_JOBS = _SQL["lock_counted_jobs"]
 _COUNT_FAILURES = _SQL["count_failures"]
-_LOCK_CHAINED_TIMERS = _SQL["lock_chained_timers"]
-_MOVE_CHAINED_TIMERS = _SQL["move_chained_timers"]
-_MOVE_BY_ATTEMPTS = _SQL["move_by_attempts"]
-_KEEP_INPUTS = _SQL["keep_inputs"]
-_ADD_DEFERRED_EFFECTS = _SQL["add_deferred_effects"]
-_TAKE_DEFERRED_EFFECTS = _SQL["take_deferred_effects"]
 
 _PAUSE = "pause-on-failure"
 _ON_FAILURE = "on-failure"
@@ -75,7 +69,7 @@ def keep_inputs(connection: Conn, ended: Sequence[tuple[UUID, datetime, datetime
             "last": max(created),
             "now": max(ended_at for _, _, ended_at in ended),
         }
-        connection.execute(_KEEP_INPUTS, columns)
+        connection.execute(_SQL["keep_inputs"], columns)
 
 
 def schedule_after_end(connection: Conn, ended: Iterable[tuple[UUID, datetime, datetime]]) -> int:
@@ -96,8 +90,8 @@ def schedule_after_end(connection: Conn, ended: Iterable[tuple[UUID, datetime, d
         "scheduled_at": instants(at for _, at, _ in rows),
         "ended_at": instants(at for _, _, at in rows),
     }
-    connection.execute(_LOCK_CHAINED_TIMERS, columns)
-    return connection.execute(_MOVE_CHAINED_TIMERS, columns).rowcount
+    connection.execute(_SQL["lock_chained_timers"], columns)
+    return connection.execute(_SQL["move_chained_timers"], columns).rowcount
 
 
 def schedule_next_in(connection: Conn, ended: Iterable[tuple[UUID, int | None, datetime, timedelta | None]]) -> None:
@@ -114,7 +108,7 @@ def schedule_next_in(connection: Conn, ended: Iterable[tuple[UUID, int | None, d
             "ended_at": instants(ended_at for _, _, ended_at, _ in own),
             "delays": [delay for *_, delay in own],
         }
-        connection.execute(_MOVE_BY_ATTEMPTS, columns)
+        connection.execute(_SQL["move_by_attempts"], columns)
 
 
 def failure_triggers(installation: Installation, dead: Iterable[FinishedRun]) -> list[OutboxRow]:
@@ -257,7 +251,7 @@ def add_deferred_effects(connection: Conn, finished: Sequence[FinishedRun]) -> N
         "versions": [run.row.job_version for run in deferred],
         "delays": [run.end.next_in for run in deferred],
     }
-    connection.execute(_ADD_DEFERRED_EFFECTS, columns)
+    connection.execute(_SQL["add_deferred_effects"], columns)
 
 
 def _succeeds(run: FinishedRun) -> bool:
@@ -276,7 +270,7 @@ def apply_deferred_effects(
     columns: dict[str, object] = {
         "limit": MAX_APPLIED, "left": uuids(left), "run_ids": None if only is None else uuids([only])
     }  # fmt: skip
-    effects = read_rows(connection, class_row(DeferredEffect), _TAKE_DEFERRED_EFFECTS, columns)
+    effects = read_rows(connection, class_row(DeferredEffect), _SQL["take_deferred_effects"], columns)
     # Timers, jobs, inputs, active runs, keys: with an active run locked, no statement may wait for the rest (ADR 0008).
     chained = [(end, end.chain_at) for end in effects if end.chain_at]
     schedule_after_end(connection, [(end.job_id, at, end.ended_at) for end, at in chained])

@@ -33,16 +33,7 @@ from tidewheel.transitions.new_runs import NewRun, RunInputs
 
 _SQL = Statements("tidewheel.transitions")
 _MOVE_TIMERS = _SQL["move_timers"]
-_RESERVE_CATCH_UP_SLOTS = _SQL["reserve_catch_up_slots"]
 _FIND_OPEN_FIXED_DELAY_RUNS = _SQL["find_open_fixed_delay_runs"]
-_MARK_MOVES_DONE = _SQL["mark_moves_done"]
-_RESTORE_MOVES = _SQL["restore_moves"]
-_RETRACT_SKIPS = _SQL["retract_skips"]
-_DROP_TIMERS = _SQL["drop_timers"]
-_FINISH_JOBS = _SQL["finish_jobs"]
-_RETRACT_RUNS = _SQL["retract_runs"]
-_LEAVE_ORDERS = _SQL["leave_orders"]
-_RELEASE_TIMERS = _SQL["release_timers"]
 
 _COPY_SKIPS = (
     "COPY skips (job_id, tenant, job_version, reason, first_at, last_at, occurrences, is_exact, created_at) "
@@ -129,7 +120,7 @@ def advance_timers(
     finished = sorted(timer.job_id for timer, decision in pairs if decision.next_at is None)
     if finished:
         drop_timers(connection, finished)
-        connection.execute(_FINISH_JOBS, {"job_ids": finished, "now": now})
+        connection.execute(_SQL["finish_jobs"], {"job_ids": finished, "now": now})
     at_commit(connection, partial(metrics.count, "occurrences", len(runs), "fired"))
     if tracing.spans is not None and runs:
         at_commit(connection, partial(tracing.spans.fired, [run.run_id for run in runs], now))
@@ -171,7 +162,7 @@ def find_open_fixed_delay_runs(connection: Conn, timers: Sequence[LockedTimer]) 
 
 def drop_timers(connection: Conn, job_ids: Sequence[UUID]) -> None:
     """Delete the timers of jobs that fire no more; the caller has locked them."""
-    connection.execute(_DROP_TIMERS, {"job_ids": job_ids})
+    connection.execute(_SQL["drop_timers"], {"job_ids": job_ids})
 
 
 def retract_runs(connection: Conn, job_ids: Sequence[UUID], *, now: datetime) -> dict[UUID, datetime]:
@@ -187,11 +178,11 @@ def retract_runs(connection: Conn, job_ids: Sequence[UUID], *, now: datetime) ->
     if not job_ids:
         return {}
     columns = {"job_ids": list(job_ids), "sources": sources(Move.SKIP), "now": now, "holds": HOLDS}
-    found = connection.execute(_RETRACT_RUNS, columns, binary=True).fetchall()
+    found = connection.execute(_SQL["retract_runs"], columns, binary=True).fetchall()
     rows = cast("list[tuple[UUID, datetime, UUID, int | None]]", found)
     _leave_orders(connection, {run: key for _, _, run, key in rows if key is not None})
     # Occurrences that were skipped ahead of time are undecided again too.
-    skipped = connection.execute(_RETRACT_SKIPS, columns, binary=True).fetchall()
+    skipped = connection.execute(_SQL["retract_skips"], columns, binary=True).fetchall()
     retracted = cast("list[tuple[UUID, datetime]]", [*(row[:2] for row in rows), *skipped])
     moved = _restore_moves(connection, retracted)
     earliest: dict[UUID, datetime] = {}
@@ -205,7 +196,7 @@ def _leave_orders(connection: Conn, keys: Mapping[UUID, int]) -> None:
     """Give up the places of retracted runs in their ordering keys; a scheduler queues the next runs."""
     if keys:
         columns: dict[str, object] = {"key_ids": sorted(set(keys.values())), "run_ids": uuids(keys)}
-        connection.execute(_LEAVE_ORDERS, columns)
+        connection.execute(_SQL["leave_orders"], columns)
 
 
 def _restore_moves(
@@ -214,7 +205,7 @@ def _restore_moves(
     if not retracted:
         return {}
     columns = {"job_ids": uuids(job for job, _ in retracted), "instants": instants(at for _, at in retracted)}
-    rows = connection.execute(_RESTORE_MOVES, columns, binary=True).fetchall()
+    rows = connection.execute(_SQL["restore_moves"], columns, binary=True).fetchall()
     return {(job, at): to for job, at, to in cast("list[tuple[UUID, datetime, datetime]]", rows)}
 
 
@@ -271,7 +262,7 @@ def _rate_limited(connection: Conn, installation: Installation, fires: Sequence[
         return [max(fire.publish_at, now) for fire in fires]
     every = timedelta(seconds=1) / installation.catch_up_rate
     columns = {"now": now, "needed_us": every * late // timedelta(microseconds=1)}
-    row = connection.execute(_RESERVE_CATCH_UP_SLOTS, columns, binary=True).fetchone()
+    row = connection.execute(_SQL["reserve_catch_up_slots"], columns, binary=True).fetchone()
     assert row is not None  # noqa: S101 - it returns what it wrote
     free_at = row[0]
     assert isinstance(free_at, datetime)  # noqa: S101 - the column's type
@@ -299,7 +290,7 @@ def _mark_moves_done(connection: Conn, pairs: Sequence[tuple[LockedTimer, Decisi
     done = [(timer.job_id, at) for timer, decision in pairs for at in decision.moved]
     if done:
         columns = {"job_ids": uuids(job for job, _ in done), "instants": instants(at for _, at in done), "now": now}
-        connection.execute(_MARK_MOVES_DONE, columns)
+        connection.execute(_SQL["mark_moves_done"], columns)
 
 
 def _write_skips(
@@ -351,7 +342,7 @@ def release_quarantined(
         "waiting": list(find_open_fixed_delay_runs(connection, timers)),
         "until": until,
     }
-    released = read_rows(connection, class_row(ChangedJob), _RELEASE_TIMERS, columns)
+    released = read_rows(connection, class_row(ChangedJob), _SQL["release_timers"], columns)
     reasons = {job.job_id: reason for job in released}
     append_job_events(connection, installation, "job.released", released, now=now, reasons=reasons)
     return released
