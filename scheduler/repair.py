@@ -32,7 +32,6 @@ _LOG = logging.getLogger("tidewheel.scheduler")
 
 _SQL = Statements("tidewheel.scheduler")
 
-_CHECK = "check for manual changes or a partial restore"
 _MAX_SCANNED = 1000  # active runs scanned in one step: about ten milliseconds
 _STALE_AFTER = timedelta(minutes=1)  # a live executor reads its signals within seconds
 
@@ -42,21 +41,15 @@ def repair_missing_timers(session: Session, shard: int, shards: int) -> int:
     first, last = job_range(shard, shards)
     jobs = session.within(list_ids, _SQL["find_missing_timers"], {"first": first, "last": last})
     repaired = _each(jobs, partial(_repair, session), "restore the timer of job")
-    if repaired:
-        metrics.count("timers_repaired", len(repaired))
-        text = "the scheduler restored the missing timers of %d jobs of shard %d: %s; %s"
-        _LOG.error(text, len(repaired), shard, first_ids(repaired), _CHECK)
-    return len(repaired)
+    what = f"restored the missing timers of {len(repaired)} jobs of shard {shard}"
+    return _report("timers_repaired", repaired, what)
 
 
 def release_stuck_chains(session: Session) -> int:
     """Release fixed_delay jobs that wait for a run that is not open; return their number."""
     released = session.within(list_ids, _SQL["release_held_chains"])
-    if released:
-        metrics.count("timers_repaired", len(released))
-        text = "the scheduler released %d fixed_delay jobs that waited for runs that are not open: %s; %s"
-        _LOG.error(text, len(released), first_ids(released), _CHECK)
-    return len(released)
+    what = f"released {len(released)} fixed_delay jobs that waited for runs that are not open"
+    return _report("timers_repaired", released, what)
 
 
 def mend_workflows(session: Session, installation: Installation, shard: int) -> int:
@@ -68,10 +61,7 @@ def mend_workflows(session: Session, installation: Installation, shard: int) -> 
     """
     roots = session.within(list_ids, _SQL["find_stalled_workflows"], _stalled(shard, None))
     mended = _each(roots, partial(_mend, session, installation, shard), "mend occurrence")
-    if mended:
-        metrics.count("workflows_mended", len(mended))
-        text = "the scheduler restarted %d stalled occurrences: %s; check for manual changes or a partial restore"
-        _LOG.error(text, len(mended), first_ids(mended))
+    _report("workflows_mended", mended, f"restarted {len(mended)} stalled occurrences")
     _free_places(session, installation, shard)
     return len(mended)
 
@@ -124,17 +114,19 @@ class ActiveRunRepair:
                 mark_waiters(connection, jobs)
             stale: dict[str, object] = {"terminate": Signal.TERMINATE, "stale_after": _STALE_AFTER}
             connection.execute(_SQL["drop_stale_signals"], stale)
-        if jobs:
-            self._failed.together([job for job, _ in jobs], self._release, "release the active run of job")
-            metrics.count("active_runs_repaired", len(jobs))
-            _LOG.error(
-                "the scheduler released ended active runs of %d jobs of shard %d, for which other runs waited: %s;"
-                " check for manual changes or a partial restore",
-                len(jobs),
-                shard,
-                first_ids([job for job, _ in jobs]),
-            )
-        return len(jobs)
+        ids = [job for job, _ in jobs]
+        self._failed.together(ids, self._release, "release the active run of job")
+        what = f"released ended active runs of {len(ids)} jobs of shard {shard}, for which other runs waited"
+        return _report("active_runs_repaired", ids, what)
+
+
+def _report(metric: str, repaired: Sequence[UUID], what: str) -> int:
+    """Count and log what was repaired; return the number."""
+    if repaired:
+        metrics.count(metric, len(repaired))
+        text = "the scheduler %s: %s; check for manual changes or a partial restore"
+        _LOG.error(text, what, first_ids(repaired))
+    return len(repaired)
 
 
 def _each(ids: Iterable[UUID], mend: Callable[[UUID], bool], name: str) -> list[UUID]:
@@ -203,8 +195,4 @@ def _free_places(session: Session, installation: Installation, shard: int) -> No
         rows = connection.execute(_SQL["find_lost_places"], {"first": first, "last": last}, binary=True).fetchall()
         lost = cast("list[tuple[UUID, UUID]]", rows)
         settle_places(connection, installation, [], lost)
-    if lost:
-        metrics.count("active_runs_repaired", len(lost))
-        _LOG.error(
-            "the scheduler released places of %d ended occurrences: %s", len(lost), first_ids([job for job, _ in lost])
-        )
+    _report("active_runs_repaired", [job for job, _ in lost], f"released places of {len(lost)} ended occurrences")
