@@ -182,8 +182,8 @@ class Reaper:
             if self._lines.is_due(executor_id):
                 text = "ending the attempts of executor %s failed (%s); this executor ends them one by one"
                 _LOG.warning(text, executor_id, error)
-            for run_id in self._find_owned(executor_id):
-                self._reap_alone(run_id, reap)
+            for row in self._session.within(self._lock_owned, executor_id, None):
+                self._reap_alone(row.run_id, reap)
 
     def _reap_alone(self, run_id: UUID, reap: Callable[[UUID | None], None]) -> None:
         try:
@@ -194,9 +194,6 @@ class Reaper:
             if self._lines.is_due(run_id):
                 text = "this executor cannot end the lost attempt of run %s, and tries again each second"
                 _LOG.exception(text, run_id, extra={"run_id": str(run_id)})
-
-    def _find_owned(self, executor_id: UUID) -> list[UUID]:
-        return [row.run_id for row in self._session.within(self._lock_owned, executor_id, None)]
 
     def _reap(self, columns: Mapping[str, object], executor_id: UUID, only: UUID | None) -> None:
         """End the attempts of a silent executor, or only that of one run, and its lease once it has none."""

@@ -312,14 +312,10 @@ class Sweep:
             if not self._tenants.is_held(queue, lane):
                 work.count(Step.DELIVER, number, fallback=True, queue=queue)
 
-    def _build(self, runs: Sequence[DueRun]) -> dict[UUID, RunRequest]:
-        with self._session.transaction() as connection:
-            return build_requests_within(connection, runs, _READ_BYTES)
-
     def _read(self, runs: Sequence[DueRun]) -> Readable:
         """Return the messages of runs that can be read: a claimed run must start."""
         try:
-            requests = self._build(runs)
+            requests = self._session.within(build_requests_within, runs, _READ_BYTES)
         except (Unavailable, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001 - building one at a time finds the one that fails

@@ -61,20 +61,17 @@ def read_request(value: bytes, tenant: str | None = None) -> tuple[Request, Enco
 
 
 def read_document(value: bytes) -> tuple[dict[str, object], Encoding]:
-    """Return a request's document before validation, and its encoding."""
+    """Return a request's document before validation, without null fields of Avro, and its encoding."""
     if not is_avro(value) and value.lstrip()[:1] in (b"{", b"["):
         return read_object(value), "json"
-    return request_document(decode_fields(value, "Request")), encoding_of(value)
+    fields = decode_fields(value, "Request")
+    document = {**_document(shape().records["Request"], fields), "type": fields["type"].replace("_", ".")}
+    return document, encoding_of(value)
 
 
 def encoding_of(value: bytes) -> Encoding:
     """Return the encoding of a message, by its first bytes."""
     return "avro" if is_avro(value) else "registry" if is_registry_format(value) else "json"
-
-
-def request_document(fields: Mapping[str, Any]) -> dict[str, object]:
-    """Return the JSON document of an Avro request, without the fields that are null."""
-    return {**_document(shape().records["Request"], fields), "type": fields["type"].replace("_", ".")}
 
 
 def _document(record: Record, fields: Mapping[str, Any]) -> dict[str, object]:

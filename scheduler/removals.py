@@ -111,12 +111,6 @@ def lock_kept_since(connection: Conn) -> bool:
     return try_table_lock(connection, _SQL["lock_kept_since"]) and try_old_lock(connection, "kept_since")
 
 
-def has_open_backfill(connection: Conn, tenant: str, before: date) -> bool:
-    """Return True if an open backfill of missing occurrences of a tenant begins before a day."""
-    columns: dict[str, object] = {"tenant": tenant, "end": start_of(before)}
-    return connection.execute(_SQL["has_open_backfill"], columns).fetchone() == (True,)
-
-
 def remove_runs(connection: Conn, day: date, run_ids: Collection[UUID]) -> None:
     """Remove runs that ended on a closed day, with what they have on this day and the day before."""
     columns = {"before": start_of(day - _DAY), "first": start_of(day), "end": start_of(day + _DAY)}
@@ -125,8 +119,11 @@ def remove_runs(connection: Conn, day: date, run_ids: Collection[UUID]) -> None:
 
 def _begin_period(connection: Conn, period: _TenantPeriod, day: date) -> bool:
     """Move the position behind a day; return False if an audit or an open backfill needs its runs."""
+    columns: dict[str, object] = {"tenant": period.tenant, "end": start_of(day + _DAY)}
     with connection.transaction():
-        if not lock_kept_since(connection) or has_open_backfill(connection, period.tenant, day + _DAY):
+        if not lock_kept_since(connection):
+            return False
+        if connection.execute(_SQL["has_open_backfill"], columns).fetchone() == (True,):
             return False
         _move(connection, period, day, removing=True)
     return True

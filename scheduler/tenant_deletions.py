@@ -166,7 +166,7 @@ class TenantDeletions(BackgroundQuery[CancelResult]):
         try:
             with self._session.transaction() as connection:
                 connection.execute(_SET_WAITS, {"lock_timeout": _LOCK_TIMEOUT})
-                deletion = _lock(connection, tenant)
+                deletion = read_row(connection, class_row(Deletion), _SQL["lock_deletion"], {"tenant": tenant})
                 if deletion is None:
                     return False  # another scheduler works on it, or has ended it
                 if deletion.state == "removing":
@@ -291,10 +291,6 @@ class TenantDeletions(BackgroundQuery[CancelResult]):
 
 def _fault(tenant: str) -> str:
     return f"deletion of tenant {tenant}"
-
-
-def _lock(connection: Conn, tenant: str) -> Deletion | None:
-    return read_row(connection, class_row(Deletion), _SQL["lock_deletion"], {"tenant": tenant})
 
 
 def _is_true(connection: Conn, statement: LiteralString, columns: Mapping[str, object]) -> bool:

@@ -126,7 +126,7 @@ def decide_held(
     Returns:
         The jobs that were decided; True if their freezes have ended.
     """
-    locked = _lock_held_timers(connection, job_ids)
+    locked = read_rows(connection, class_row(LockedTimer), _SQL["lock_held_timers"], {"job_ids": uuids(job_ids)})
     columns = {"job_ids": uuids(timer.job_id for timer in locked)}
     rows = connection.execute(_SQL["find_freeze_ends"], columns, binary=True).fetchall()
     ends = dict(cast("list[tuple[UUID, datetime | None]]", rows))
@@ -148,10 +148,6 @@ def decide_held(
 
     advance_timers(connection, installation, timers, decide_by, now=now)
     return {timer.job_id: timer.job_id in ends for timer in timers}
-
-
-def _lock_held_timers(connection: Conn, job_ids: Sequence[UUID]) -> list[LockedTimer]:
-    return read_rows(connection, class_row(LockedTimer), _SQL["lock_held_timers"], {"job_ids": uuids(job_ids)})
 
 
 def _undecided(timer: LockedTimer, until: datetime) -> Decision:
