@@ -20,7 +20,7 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.postgres.pg_binary import texts, uuids
-from tidewheel.postgres.session import Conn, at_commit, read_rows, rows_of
+from tidewheel.postgres.session import Conn, at_commit, read_ids, read_rows, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import HOLDS, Gate, Move, RunState, sources, target
@@ -161,7 +161,7 @@ def buffer_runs(connection: Conn, requests: Sequence[AcquireRequest]) -> set[UUI
         "met": Gate.MET,
         "holds": HOLDS,
     }
-    buffered = {row[0] for row in connection.execute(_BUFFER_RUNS, columns, binary=True) if isinstance(row[0], UUID)}
+    buffered = read_ids(connection, _BUFFER_RUNS, columns)
     mark_waiters(connection, {(request.job_id, request.tenant) for request in requests})
     at_commit(connection, partial(metrics.count, "runs_buffered", len(buffered)))
     return buffered

@@ -7,7 +7,6 @@ table, so an id that may belong to one is looked up first (`repeats`).
 
 from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime, timedelta
-from typing import LiteralString
 from uuid import UUID
 
 from psycopg.types.json import Jsonb
@@ -34,7 +33,7 @@ from tidewheel.postgres.pg_binary import (
     uuids,
     words,
 )
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_ids
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause, Gate, Overlap, RunState
 from tidewheel.schemas.generated.wire import run_request
@@ -121,7 +120,7 @@ def _shaped(connection: Conn, installation: Installation, runs: Sequence[NewRun]
 def _in_workflows(connection: Conn, runs: Sequence[NewRun]) -> Sequence[NewRun]:
     """Return the runs, those of roots with the gates for what their end does."""
     jobs = [run.job_id for run in runs if run.cause in _OPENS]
-    roots = _ids(connection, _FIND_ROOTS, {"job_ids": uuids(jobs)}) if jobs else set[UUID]()
+    roots = read_ids(connection, _FIND_ROOTS, {"job_ids": uuids(jobs)}) if jobs else set[UUID]()
     if not roots:
         return runs
     versions = {(run.job_id, run.job_version) for run in runs if run.job_id in roots}
@@ -147,7 +146,7 @@ def _in_order(connection: Conn, runs: Sequence[NewRun], *, repeats: bool) -> lis
     keys = lock_orders(connection, ordered) if locks else {}
     if repeats:
         # Under the locks: a repeat in another transaction is written, or comes later.
-        found = _ids(connection, _FIND_EXISTING_RUNS, {"run_ids": uuids(run.run_id for run in runs)})
+        found = read_ids(connection, _FIND_EXISTING_RUNS, {"run_ids": uuids(run.run_id for run in runs)})
         runs = [run for run in {each.run_id: each for each in runs}.values() if run.run_id not in found]
         ordered = [run for run in runs if run.ordering_key is not None]
     numbered = {run.run_id: run for run in take_order(connection, ordered, keys)}
@@ -161,12 +160,12 @@ def milliseconds(late: timedelta | None) -> int | None:
 
 def _add_new(connection: Conn, runs: dict[RunId, NewRun], now: datetime) -> set[UUID]:
     """Insert those of these runs that neither are open nor have finished; return them."""
-    found = _ids(connection, _FIND_EXISTING_RUNS, {"run_ids": uuids(runs)})
+    found = read_ids(connection, _FIND_EXISTING_RUNS, {"run_ids": uuids(runs)})
     new = [run for run_id, run in runs.items() if run_id not in found]
     if not new:
         return set()
     limits = [deadlines(run) for run in new]
-    added = _ids(
+    added = read_ids(
         connection,
         _ADD_JOB_RUNS,
         {
@@ -201,11 +200,7 @@ def _add_new(connection: Conn, runs: dict[RunId, NewRun], now: datetime) -> set[
             "priorities": integers(run.priority for run in new),
         },
     )
-    return added - _ids(connection, _DROP_REPEATED_RUNS, {"run_ids": uuids(added)}) if added else added
-
-
-def _ids(connection: Conn, statement: LiteralString, columns: dict[str, object]) -> set[UUID]:
-    return {row[0] for row in connection.execute(statement, columns, binary=True) if isinstance(row[0], UUID)}
+    return added - read_ids(connection, _DROP_REPEATED_RUNS, {"run_ids": uuids(added)}) if added else added
 
 
 def _job_runs(runs: Sequence[NewRun], now: datetime) -> Iterator[bytes]:

@@ -77,15 +77,8 @@ def read_day_sets(connection: Conn, names: Collection[tuple[str, str]]) -> Mappi
     }
 
 
-def _itself(days: DaySet) -> DaySet:
-    return days
-
-
-def _weigh(days: DaySet) -> int:
-    return days.weight
-
-
-_DAY_SETS = WeighedCache(_itself, _weigh, 16 << 20)  # caches keyed by days compare identities, not ten thousand dates
+# Caches keyed by days compare identities, not ten thousand dates.
+_DAY_SETS = WeighedCache[DaySet, DaySet](lambda days: days, lambda days: days.weight, 16 << 20)
 
 
 def _names(policy: str) -> list[str]:
