@@ -17,7 +17,7 @@ import psycopg
 
 from tidewheel.audit import Actor
 from tidewheel.errors import RequestConflict, Unavailable, UnknownTenant
-from tidewheel.intake.backfills import apply_backfill_changes, apply_backfills
+from tidewheel.intake.backfills import apply_backfills, change_backfill
 from tidewheel.intake.calendars import apply_calendar_puts, delete_calendar
 from tidewheel.intake.graphs import lock_graphs
 from tidewheel.intake.group_requests import (
@@ -81,9 +81,9 @@ _KINDS: dict[type, Kind] = {
     requests.JobUnskip: Kind(apply_overrides, is_about_jobs=True),
     requests.JobReschedule: Kind(apply_reschedules, is_about_jobs=True),
     requests.JobBackfill: Kind(apply_backfills, is_about_jobs=True),
-    requests.BackfillPause: Kind(apply_backfill_changes, is_about_jobs=True),
-    requests.BackfillResume: Kind(apply_backfill_changes, is_about_jobs=True),
-    requests.BackfillCancel: Kind(apply_backfill_changes, is_about_jobs=True),
+    requests.BackfillPause: Kind(singly(change_backfill), is_about_jobs=True),
+    requests.BackfillResume: Kind(singly(change_backfill), is_about_jobs=True),
+    requests.BackfillCancel: Kind(singly(change_backfill), is_about_jobs=True),
     requests.CalendarPut: Kind(apply_calendar_puts, is_about_jobs=True),
     requests.CalendarDelete: Kind(singly(delete_calendar), is_about_jobs=True),
     requests.RunCancel: Kind(apply_cancels),

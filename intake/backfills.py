@@ -18,7 +18,7 @@ from uuid import UUID, uuid4
 from tidewheel.errors import InvalidInput, ScheduleRefused, UnknownBackfill, UnknownJob, refuse
 from tidewheel.ids import hashed_id, run_range
 from tidewheel.intake.locks import lock_jobs
-from tidewheel.intake.request import ReceivedRequest, accepted, rejected
+from tidewheel.intake.request import ReceivedRequest, accepted
 from tidewheel.intake.writing import Writing, one_by_one
 from tidewheel.jobs.requests import BackfillCancel, BackfillPause, BackfillResume, JobBackfill
 from tidewheel.jobs.values import format_timestamp
@@ -86,11 +86,6 @@ def apply_backfills(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[
     found = writing.read_as(_BackfilledJob, _SQL["read_backfilled_jobs"], job_ids=ids)
     jobs = {job.job_id: job for job in found if job.version and job.deleted_at is None}
     return one_by_one(batch, lambda received: _accept(writing, received, jobs.get(received.job_id)))
-
-
-def apply_backfill_changes(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Reply]:
-    """Pause, resume or cancel backfills."""
-    return [_change(writing, received) for received in batch]
 
 
 def _accept(writing: Writing, received: ReceivedRequest, job: _BackfilledJob | None) -> Reply:
@@ -169,13 +164,14 @@ def _backfill(
     )
 
 
-def _change(writing: Writing, received: ReceivedRequest) -> Reply:
+def change_backfill(writing: Writing, received: ReceivedRequest) -> Reply:
+    """Pause, resume or cancel a backfill."""
     request = cast("BackfillPause | BackfillResume | BackfillCancel", received.request)
     rows = writing.read_as(
         Backfill, _SQL["lock_backfill"], backfill_id=UUID(request.backfill_id), tenant=received.tenant
     )
     if not rows:
-        return rejected(received, UnknownBackfill(request.backfill_id))
+        raise UnknownBackfill(request.backfill_id)
     backfill = rows[0]
     sources, target = _CHANGES[type(request)]
     state = BackfillState(backfill.state)
