@@ -86,10 +86,7 @@ class JobTrigger(_Request, WithPayload):
         ordering_key: A key whose runs start one after another, in place of the job's: an object, or as text the key.
     """
 
-    later: ClassVar[Mapping[str, str]] = {
-        "lane": "the job's own lane is used",
-        "queue": "the job's own queue is used",
-    }
+    elsewhere: ClassVar[Mapping[str, str]] = {"lane": "write it in the job", "queue": "write it in the job"}
 
     type: Literal["job.trigger"]
     key: Key

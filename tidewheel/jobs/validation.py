@@ -1,7 +1,7 @@
 """Validate submitted documents strictly; report each invalid field with path, problem and remedy.
 
 `StrictModel` is the base of all submitted models: it refuses unknown names and converts nothing silently. A model also
-lists the names of later releases and those that belong elsewhere, so that the error for such a name can explain it.
+lists the names that belong elsewhere, so that the error for such a name can explain it.
 
 All problems of a request's shape are reported together. Errors of zones and cron expressions come later, from
 `tidewheel.schedules`. Values are shown shortened and escaped: a hostile value must not fill a log, and refusing it must
@@ -72,16 +72,12 @@ class StrictModel(BaseModel):
     """Base of all submitted models.
 
     Attributes:
-        later: Names that a later release will accept, each with the remedy for now.
-        later_values: Values that a later release will accept, by field.
         elsewhere: Names that belong in another place, each with that place.
         noun: What one of its names is called.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    later: ClassVar[Mapping[str, str]] = {}
-    later_values: ClassVar[Mapping[str, Sequence[str]]] = {}
     elsewhere: ClassVar[Mapping[str, str]] = {}
     noun: ClassVar[str] = "field"
 
@@ -228,7 +224,7 @@ def _words(details: ErrorDetails, names: list[str], model: type[StrictModel]) ->
     if kind == "extra_forbidden":
         return _unknown(name, model)
     if kind == "literal_error":
-        return _none_of(name, value, str(context["expected"]), model)
+        return _none_of(name, value, str(context["expected"]))
     if kind in _EXPECTED:
         return f"{shown(value)} is not valid", f"write {_EXPECTED[kind]}"
     if kind in _BOUNDS:
@@ -246,22 +242,18 @@ def _words(details: ErrorDetails, names: list[str], model: type[StrictModel]) ->
 
 
 def _unknown(name: str, model: type[StrictModel]) -> tuple[str, str]:
-    if remedy := model.later.get(name):
-        return f"{name!r} is not yet available in this release", remedy
     if place := place_of(name, model.elsewhere):
         return f"{name!r} does not belong here", place
     known = [field.alias or name for name, field in model.model_fields.items()]
     problem = f"there is no {model.noun} {shown(name)}"
     if model.noun == "field" and len(name) <= _LONGEST_NAME and (remedy := our_field(name, known)):
         return problem, remedy
-    near = get_close_matches(name, [*known, *model.later], n=1) if len(name) <= _LONGEST_NAME else []
+    near = get_close_matches(name, known, n=1) if len(name) <= _LONGEST_NAME else []
     remedy = f"did you mean {near[0]!r}?" if near else f"the known {model.noun}s are {', '.join(known)}"
     return problem, remedy
 
 
-def _none_of(name: str, value: object, expected: str, model: type[StrictModel]) -> tuple[str, str]:
-    if isinstance(value, str) and value in model.later_values.get(name, ()):
-        return f"{value!r} is not yet available in this release", f"write {expected}"
+def _none_of(name: str, value: object, expected: str) -> tuple[str, str]:
     known = expected.replace("'", "").replace(" or ", ", ").split(", ")
     if not isinstance(value, str) or len(value) > _LONGEST_NAME:
         return f"{shown(value)} is not valid", f"write {expected}"

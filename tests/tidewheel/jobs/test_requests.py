@@ -122,7 +122,7 @@ json_values: st.SearchStrategy[object] = st.recursive(
 )
 
 
-FIELDS = sorted({*JobSpec.model_fields, *JobSpec.later, *JobSpec.elsewhere})
+FIELDS = sorted({*JobSpec.model_fields, *JobSpec.elsewhere})
 
 
 @examples(200)
