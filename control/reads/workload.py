@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import pairwise
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -101,7 +101,7 @@ def read_activity(
     columns: dict[str, object] = {
         "tenant": tenant, "edges": list(edges), "look": _LOOKED_AT, "queue": queue, "lane": lane,
     }  # fmt: skip
-    counts: list[dict[str, int]] = [{} for _ in edges[1:]]
+    counts: list[dict[str, Any]] = [{} for _ in edges[1:]]  # by state, which names a field
     looked_at = 0
     rows = cast(
         "list[tuple[int, str, int, int]]", connection.execute(_SQL["read_activity"], columns, binary=True).fetchall()
@@ -109,7 +109,7 @@ def read_activity(
     for place, state, runs, of_rows in rows:
         counts[place][state] = runs
         looked_at += of_rows
-    bins = [_bin(begin, by_state) for begin, by_state in zip(edges[:-1], counts, strict=True)]
+    bins = [ActivityBin(begin, **by_state) for begin, by_state in zip(edges[:-1], counts, strict=True)]
     if not stages:
         return ActivityFigures(tuple(bins), looked_at >= _LOOKED_AT)
     found = _buckets(connection, {**columns, "stages": sorted(stages)})
@@ -172,16 +172,6 @@ def read_upcoming(connection: Conn, tenant: str, shards: int, edges: Sequence[da
         cut |= is_cut
     bins = tuple(UpcomingBin(begin, jobs) for (begin, _), jobs in zip(pairwise(edges), counts, strict=True))
     return UpcomingJobs(bins, sum(counts), cut)
-
-
-def _bin(at: datetime, runs: Mapping[str, int]) -> ActivityBin:
-    succeeded, failed, timed_out, cancelled, skipped = (
-        runs.get(state, 0)
-        for state in (
-            RunState.SUCCEEDED, RunState.FAILED, RunState.TIMED_OUT, RunState.CANCELLED, RunState.SKIPPED,
-        )
-    )  # fmt: skip
-    return ActivityBin(at, succeeded, failed, timed_out, cancelled, skipped)
 
 
 def _lateness(by_stage: Mapping[Stage, Counter[int]]) -> dict[str, StageLateness]:

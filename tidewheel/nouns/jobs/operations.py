@@ -4,7 +4,7 @@ Retention counts a day an hour after its end, and keeps the counts for years aft
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import Annotated, Literal, Unpack
@@ -36,6 +36,7 @@ from tidewheel.nouns.operation import InDoors, Noun, Rows, operation
 from tidewheel.nouns.works.operations import WORKS
 from tidewheel.postgres.session import Conn, read_rows
 from tidewheel.postgres.statements import Statements
+from tidewheel.runs import FINAL
 
 _SQL = Statements("tidewheel.control")
 
@@ -124,24 +125,16 @@ def _day(rows: Sequence[CountedDay]) -> JobDay:
     for row in rows:
         durations += unpack(row.durations)
         lateness += unpack(row.lateness)
+    ran = [
+        LongestRun(row.longest_run_id, row.longest) for row in rows if row.longest_run_id and row.longest is not None
+    ]
     return JobDay(
         day=rows[-1].day,
-        succeeded=sum(row.succeeded for row in rows),
-        failed=sum(row.failed for row in rows),
-        timed_out=sum(row.timed_out for row in rows),
-        cancelled=sum(row.cancelled for row in rows),
-        skipped=sum(row.skipped for row in rows),
-        attempts=sum(row.attempts for row in rows),
         duration=_quantiles(durations),
         lateness=_quantiles(lateness),
-        longest=max(_longest(rows), key=lambda each: each.took, default=None),
+        longest=max(ran, key=lambda each: each.took, default=None),
+        **{name: sum(getattr(row, name) for row in rows) for name in (*FINAL, "attempts")},
     )
-
-
-def _longest(rows: Sequence[CountedDay]) -> Iterator[LongestRun]:
-    for row in rows:
-        if row.longest is not None and row.longest_run_id is not None:
-            yield LongestRun(row.longest_run_id, row.longest)
 
 
 def _quantiles(counts: Mapping[int, int]) -> Quantiles:
