@@ -30,7 +30,8 @@ from tidewheel.control.reads.workload import read_activity, slowest_runs
 from tidewheel.ids import job_id
 from tidewheel.migrations.row_security import TENANT_ROLE
 from tidewheel.nouns.freezes.model import FrozenScope
-from tidewheel.nouns.freezes.reads import freeze_changes, list_freezes, preview_thaw
+from tidewheel.nouns.freezes.operations import preview_thaw
+from tidewheel.nouns.freezes.reads import freeze_changes, list_freezes
 from tidewheel.nouns.jobs.reads import list_jobs
 from tidewheel.nouns.operation import Noun, operations
 from tidewheel.nouns.works.operations import WORKS, list_works

@@ -17,7 +17,7 @@ from tidewheel.intake.locks import RowLocked
 from tidewheel.intake.timers import read_locked_timers
 from tidewheel.intake.writing import Writing
 from tidewheel.nouns.freezes.model import FrozenScope
-from tidewheel.nouns.freezes.reads import preview_thaw
+from tidewheel.nouns.freezes.operations import preview_thaw
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
 from tidewheel.scheduler import releases

@@ -4,13 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tidewheel.api_keys import Scope
-from tidewheel.control.reads.resuming import Resumption
+from tidewheel.control.reads.resuming import MAX_JOBS, Resumption, resumption
+from tidewheel.errors import UnknownFreeze
 from tidewheel.jobs.requests import FreezeFields, FreezeScope, ThawFields
 from tidewheel.nouns.freezes.model import FreezeSummary, FrozenScope
-from tidewheel.nouns.freezes.reads import list_freezes, preview_thaw
+from tidewheel.nouns.freezes.reads import FIND_FREEZE, list_freezes, scope_columns
 from tidewheel.nouns.operation import Noun, fields_of, operation
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
 
+_READ_FROZEN_TIMERS = Statements("tidewheel.nouns.freezes")["read_frozen_timers"]
 _FREEZES = "/api/v1/freezes"
+_DUE = 1000  # timers of each shard: more are due only without a scheduler
 
 
 def _authorize(arguments: Mapping[str, object]) -> Scope | None:
@@ -22,6 +27,18 @@ class ChangedFreeze:
     """Result of a freeze or a thaw; `unchanged` if the scope was already frozen, or thawed."""
 
     unchanged: bool
+
+
+def preview_thaw(connection: Conn, scope: FrozenScope, *, only: str | None = None) -> Resumption:
+    """Return what a thaw of exactly this scope does, to jobs of one tenant only if `only` names it.
+
+    Jobs that another freeze names stay held. Instants whose runs were written ahead count once a scheduler has
+    retracted these.
+    """
+    columns = {**scope_columns(scope), "only": only, "limit": MAX_JOBS + 1, "look": _DUE}
+    if connection.execute(FIND_FREEZE, columns).fetchone() is None:
+        raise UnknownFreeze(next((name for name in ("key_prefix", "labels", "queue") if getattr(scope, name)), "scope"))
+    return resumption(connection, _READ_FROZEN_TIMERS, columns, "freeze")
 
 
 class Freezes(Noun):

@@ -9,19 +9,16 @@ from uuid import UUID
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
-from tidewheel.control.reads.resuming import MAX_JOBS, Resumption, resumption
 from tidewheel.control.reads.stored import rows_as
-from tidewheel.errors import UnknownFreeze
 from tidewheel.nouns.freezes.model import MAX_WAITING, Freezable, Freeze, FreezeChange, FreezeSummary, FrozenScope
 from tidewheel.postgres.session import Conn, read_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import OWNED, Move, sources
 
 _SQL = Statements("tidewheel.nouns.freezes")
-_FIND_FREEZE = Statements("tidewheel.transitions")["find_freeze"]
+FIND_FREEZE = Statements("tidewheel.transitions")["find_freeze"]
 
 _LOOKED_AT = 20_000
-_DUE = 1000  # timers of each shard: more are due only without a scheduler
 _STANDING = 20  # freezes of one band
 
 
@@ -99,32 +96,21 @@ def freezes_of(connection: Conn, tenant: str, job_id: UUID) -> tuple[Freeze, ...
 
 def is_paused_by_tenant(connection: Conn, tenant: str) -> bool:
     """Return True if a key of the tenant has begun the freeze of all its runs."""
-    columns = _columns(FrozenScope(tenant, None, None, None))
-    row = connection.execute(_FIND_FREEZE, columns, binary=True).fetchone()
+    columns = scope_columns(FrozenScope(tenant, None, None, None))
+    row = connection.execute(FIND_FREEZE, columns, binary=True).fetchone()
     return row is not None and not row[1]
 
 
 def count_freezable(connection: Conn, scope: FrozenScope) -> Freezable:
     """Count the runs of a scope among the first 20,000 open ones."""
-    columns = {**_columns(scope), "waiting": sources(Move.CLAIM), "under_way": sorted(OWNED), "look": _LOOKED_AT}
+    columns = {**scope_columns(scope), "waiting": sources(Move.CLAIM), "under_way": sorted(OWNED), "look": _LOOKED_AT}
     row = connection.execute(_SQL["count_freezable"], columns, binary=True).fetchone()
     open_runs, waiting, under_way, seen = cast("tuple[int, int, int, int]", row)
     return Freezable(open_runs, waiting, under_way, at_least=seen >= _LOOKED_AT)
 
 
-def preview_thaw(connection: Conn, scope: FrozenScope, *, only: str | None = None) -> Resumption:
-    """Return what a thaw of exactly this scope does, to jobs of one tenant only if `only` names it.
-
-    Jobs that another freeze names stay held. Instants whose runs were written ahead count once a scheduler has
-    retracted these.
-    """
-    columns = {**_columns(scope), "only": only, "limit": MAX_JOBS + 1, "look": _DUE}
-    if connection.execute(_FIND_FREEZE, columns).fetchone() is None:
-        raise UnknownFreeze(next((name for name in ("key_prefix", "labels", "queue") if getattr(scope, name)), "scope"))
-    return resumption(connection, _SQL["read_frozen_timers"], columns, "freeze")
-
-
-def _columns(scope: FrozenScope) -> dict[str, object]:
+def scope_columns(scope: FrozenScope) -> dict[str, object]:
+    """Return the parameters of a scope in SQL."""
     labels = Jsonb(dict(scope.labels)) if scope.labels else None
     return {"tenant": scope.tenant, "queue": scope.queue, "labels": labels, "key_prefix": scope.key_prefix}
 
