@@ -10,20 +10,20 @@ import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
-from typing import Protocol, TypeAlias, cast
 from uuid import UUID
 
 import psycopg
-from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # its stub re-exports none of these
+from confluent_kafka import Message, TopicPartition
 
 from tidewheel.clock import monotonic_seconds
+from tidewheel.errors import Unavailable
 from tidewheel.executor.claim import Claimer
 from tidewheel.executor.handlers import Handler
 from tidewheel.executor.lanes import Lanes
 from tidewheel.executor.loop import Executor
 from tidewheel.intake.batch import apply_batch
 from tidewheel.kafka.clients import consumer
+from tidewheel.kafka.offsets import read_end_offsets
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Session, is_data_fault
 from tidewheel.process.service import Backoff, Shutdown
@@ -39,21 +39,15 @@ _STOP_SECONDS = 30.0
 _AT_ONCE = timedelta(0)  # smaller than any setting allows: the sweep claims what is due, and not what was for a while
 
 
-class _OffsetInfo(Protocol):
-    offset: int
-
-
-Offsets: TypeAlias = Mapping[TopicPartition, Future[_OffsetInfo]]
-
-
 class Inbox:
     """The topics that intake reads, from where a test begins; they have one partition each."""
 
     def __init__(self, kafka: Mapping[str, str], topics: Sequence[str]) -> None:
-        self._topics = topics
-        # A consumer that waits for messages answers no metadata request, so this one has a connection of its own.
-        self._admin = AdminClient({**kafka, "client.id": "tidewheel-test", "log_level": 2})
-        self._client: Consumer = consumer(kafka, group=f"{topics[0]}.test", role="test", protocol="classic")
+        self._places = [(topic, 0) for topic in topics]
+        # A consumer that waits for messages answers no request for offsets: these have a connection of their own.
+        self._client, self._offsets = (
+            consumer(kafka, group=f"{topics[0]}.test", role="test", protocol="classic") for _ in range(2)
+        )
         self._at: dict[str, int] = {}
 
     def skip(self) -> None:
@@ -75,17 +69,16 @@ class Inbox:
     def close(self) -> None:
         """Let go of the broker."""
         self._client.close()
+        self._offsets.close()
 
     def _ends(self) -> dict[str, int]:
         backoff = Backoff(Shutdown(), "reading where a topic ends")
         gives_up_at = monotonic_seconds() + _KAFKA_SECONDS
-        latest = cast("OffsetSpec", OffsetSpec.latest())  # type: ignore[no-untyped-call]
-        requested = {TopicPartition(topic, 0): latest for topic in self._topics}
         while True:
-            futures = cast("Offsets", self._admin.list_offsets(requested, request_timeout=_KAFKA_SECONDS))  # pyright: ignore[reportUnknownMemberType]
             try:
-                return {partition.topic: answer.result().offset for partition, answer in futures.items()}
-            except KafkaException as error:  # a topic that was made just now has no leader yet
+                found = read_end_offsets(self._offsets, self._places)
+                return {topic: end for (topic, _), (_, end) in found.items()}
+            except Unavailable as error:  # a topic that was made just now has no leader yet
                 if monotonic_seconds() > gives_up_at:
                     raise
                 backoff.wait(error)
