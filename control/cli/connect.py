@@ -3,7 +3,6 @@
 Passwords stay in files of mode 0600 that the printed text names. Only `--secrets` prints them.
 """
 
-import json
 import os
 import shlex
 import shutil
@@ -31,11 +30,8 @@ class Format(StrEnum):
     """Form in which the addresses are printed."""
 
     SHELL = "shell"
-    DOTENV = "dotenv"
-    JSON = "json"
     KAFKA = "kafka"
     JAVA = "java"
-    URL = "url"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +49,7 @@ def env(
         Format,
         typer.Option(
             "--format",
-            help="shell and dotenv: variables; kafka: properties of librdkafka and kcat; java: those of Kafka's own "
-            "clients; url: of the database.",
+            help="shell: variables; kafka: properties of librdkafka and kcat; java: those of Kafka's own clients.",
         ),
     ] = Format.SHELL,
     secrets: Annotated[bool, typer.Option("--secrets", help="Print passwords too.")] = False,  # noqa: FBT002 - a flag
@@ -70,20 +65,12 @@ def env(
     kafka = {name: value for name, value in reached.kafka.items() if secrets or not is_secret(name)}
     match form:
         case Format.SHELL:
-            lines = [
-                f"export {name}={shlex.quote(value)}"
-                for name, value in _variables(reached, url, kafka, secrets=secrets)
-            ]
-        case Format.DOTENV:
-            lines = [f"{name}={value}" for name, value in _variables(reached, url, kafka, secrets=secrets)]
-        case Format.JSON:
-            lines = [json.dumps(_document(reached, url, kafka))]
+            variables = _variables(reached, url, kafka, secrets=secrets)
+            lines = [f"export {name}={shlex.quote(value)}" for name, value in variables]
         case Format.KAFKA:
             lines = [f"{name}={value}" for name, value in kafka.items()]
         case Format.JAVA:
             lines = [f"{name}={value}" for name, value in _java(reached.kafka, secrets=secrets)]
-        case Format.URL:
-            lines = [url]
     typer.echo("\n".join(lines))
     _note_omissions(reached, form, url, kafka, secrets=secrets)
 
@@ -191,22 +178,6 @@ def _api_variables(home: Path, *, secrets: bool) -> Iterator[tuple[str, str]]:
         yield "TIDEWHEEL_API_TOKEN", token.read_text()
 
 
-def _document(reached: _Reached, url: str, kafka: Mapping[str, str]) -> dict[str, object]:
-    stack, variables = reached.stack, dict[str, str]()
-    if stack is not None:
-        from tidewheel.local.state import living_dev
-
-        variables = dev.variables if (dev := living_dev(stack.data_dir)) else {}
-    return {
-        "database_url": url,
-        "kafka": dict(kafka),
-        "home": str(stack.data_dir) if stack else None,
-        "api_url": variables.get("TIDEWHEEL_API_URL"),
-        "pgpass": str(stack.pgpass) if stack and stack.pgpass else None,
-        "kafka_properties": str(stack.kafka_properties) if stack and stack.kafka_properties else None,
-    }
-
-
 def _java(kafka: Mapping[str, str], *, secrets: bool) -> Iterator[tuple[str, str]]:
     """Yield the settings of a client by the names of Kafka's own clients.
 
@@ -243,15 +214,11 @@ def _note_omissions(reached: _Reached, form: Format, url: str, kafka: Mapping[st
     """Print a line on standard error if the text lacks a password that no named file has."""
     if secrets:
         return
-    stack = reached.stack
-    database = url != reached.database_url and not (stack and stack.pgpass)
-    broker = len(kafka) < len(reached.kafka) and not (stack and stack.kafka_properties)
-    incomplete = {
-        Format.KAFKA: len(kafka) < len(reached.kafka),
-        Format.JAVA: len(kafka) < len(reached.kafka),
-        Format.URL: url != reached.database_url,
-    }.get(form, database or broker)
-    if incomplete:
+    stack, omits = reached.stack, len(kafka) < len(reached.kafka)
+    if form is Format.SHELL:
+        database = url != reached.database_url and not (stack and stack.pgpass)
+        omits = database or (omits and not (stack and stack.kafka_properties))
+    if omits:
         typer.echo("tidewheel: passwords are omitted; --secrets prints them", err=True)
 
 
