@@ -225,30 +225,19 @@ def trigger_document(
     payload: object,
     *,
     tenant: str,
-    delay: timedelta | float | str | None = None,
-    run_at: datetime | None = None,
-    labels: dict[str, str] | None = None,
-    overlap: str | None = None,
-    concurrency_key: str | None = None,
-    ordering_key: str | Mapping[str, str] | None = None,
-    priority: int | None = None,
-    request_id: str | None = None,
     dedupe: Mapping[str, object] | None = None,
+    **options: Unpack[TriggerOptions],
 ) -> dict[str, object]:
     """Return the request that these arguments describe."""
+    delay, run_at = options.get("delay"), options.get("run_at")
     given: dict[str, object] = {
+        **options,
         "delay": delay.total_seconds() if isinstance(delay, timedelta) else delay,
         "run_at": None if run_at is None else run_at.isoformat(),
-        "labels": labels,
-        "overlap": overlap,
-        "concurrency_key": concurrency_key,
-        "ordering_key": ordering_key,
-        "priority": priority,
         "dedupe": dedupe,
-        "request_id": request_id,
     }
-    document: dict[str, object] = {"type": "job.trigger", "key": key, "tenant": tenant}
-    document |= {name: value for name, value in given.items() if value is not None}
+    document = {name: value for name, value in given.items() if value is not None}
+    document |= {"type": "job.trigger", "key": key, "tenant": tenant}
     if isinstance(payload, bytes):
         document["payload_base64"] = b64encode(payload).decode()
     elif payload is not None:
