@@ -317,19 +317,9 @@ class Pools:
 
     def close(self) -> None:
         """Finish the work in progress, and close every connection."""
-        pools = (
-            self.streams,
-            self.executors,
-            self.reports,
-            self.strangers,
-            self.reads,
-            self.lists,
-            self.writes,
-            self.keys,
-            self.probes,
-        )
-        for workers in dict.fromkeys(pools):  # lists may be the reads
-            workers.close()
+        for workers in dict.fromkeys(vars(self).values()):  # lists may be the reads
+            if isinstance(workers, Workers):
+                workers.close()
 
 
 def _fail(result: "asyncio.Future[Any]", error: BaseException) -> None:
