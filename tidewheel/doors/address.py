@@ -29,21 +29,16 @@ _PLACES = ("after", "before")  # of the pages of a list
 _IN_CURSORS: Mapping[object, object] = {datetime: Instant, int: Whole}
 
 
-def query_of(declared: Operation, asked: Sequence[Parameter]) -> tuple[type[TenantQuery], Mapping[str, str]]:
-    """Return the model of a query, and the names in it of the parameters that it has."""
-    named = {each.name: in_address(each) for each in asked if each.name not in _PLACES}
-    names = {name: spoken for name, (spoken, _) in named.items()}
-    listed = LimitQuery if any(each.kind == Rows for each in asked) else TenantQuery
-    base = PageQuery if len(names) < len(asked) else listed
-    own = [each for each in named.values() if each[0] not in base.model_fields]
-    return (model_of(f"{title(declared.name)}Query", own, base, f"Query of {declared.name}.") if own else base), names
-
-
 def query_with(base: type[Q], declared: Operation, asked: Sequence[Parameter]) -> tuple[type[Q], Mapping[str, str]]:
     """Return the model of a query with the fields of a base, and the names in it of the parameters."""
-    made, names = query_of(declared, asked)
-    bases: Any = made if issubclass(made, base) else (base, made)
-    return cast("type[Q]", create_model(made.__name__, __base__=bases)), names
+    named = {each.name: in_address(each) for each in asked if each.name not in _PLACES}
+    listed = LimitQuery if any(each.kind == Rows for each in asked) else TenantQuery
+    least = PageQuery if len(named) < len(asked) else listed
+    own = [each for each in named.values() if each[0] not in least.model_fields]
+    made: Any = model_of(f"{title(declared.name)}Query", own, least, f"Query of {declared.name}.")
+    if not issubclass(made, base):
+        made = create_model(made.__name__, __base__=(base, made))
+    return made, {name: spoken for name, (spoken, _) in named.items()}
 
 
 def in_address(each: Parameter) -> tuple[str, Parameter]:

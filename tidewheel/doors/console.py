@@ -36,9 +36,9 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.control.instants import typed_number
-from tidewheel.doors.address import in_address
+from tidewheel.doors.address import query_with
 from tidewheel.errors import FieldError, InvalidInput, refuse
-from tidewheel.nouns.operation import Noun, Operation, Parameter, model_of, operations
+from tidewheel.nouns.operation import Noun, Operation, Parameter, operations
 from tidewheel.nouns.works.operations import Work
 
 _LABELS = {"rate": "Rate limit (per second)"}
@@ -69,7 +69,7 @@ class Confirm:
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Count what it would change by a dry run."""
-        query, now = read_query(request, self._query), page_now(connection)
+        query, now = read_query(request, self._query[0]), page_now(connection)
         found = self._count(connection, self._filter(query, now))
         many, verb = counted(found.matched, self.things, at_least=found.at_least), self._declared.verb.capitalize()
         back = self._back(query, urls)
@@ -92,7 +92,7 @@ class Confirm:
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Change them, as counted."""
-        filters = self._filter(read_query(request, self._query), until_of(form, page_now(connection)))
+        filters = self._filter(read_query(request, self._query[0]), until_of(form, page_now(connection)))
         found = self._count(connection, filters)
         if self._declared.danger is not None:
             if found.at_least:
@@ -119,14 +119,12 @@ class Confirm:
         return [each for each in asked if not each.filters and not each.accepts(bool)]
 
     @cached_property
-    def _query(self) -> type[TenantQuery]:
-        named = [in_address(each) for each in self._declared.parameters if each.filters]
-        return model_of(f"Confirm{self._declared.verb.capitalize()}", named, TenantQuery)
+    def _query(self) -> tuple[type[TenantQuery], Mapping[str, str]]:
+        return query_with(TenantQuery, self._declared, [each for each in self._declared.parameters if each.filters])
 
     def _filter(self, query: TenantQuery, now: datetime) -> dict[str, Any]:
         """Return the filter of an address, up to an instant."""
-        parameters = [each for each in self._declared.parameters if each.filters]
-        found = {each.name: getattr(query, in_address(each)[0]) for each in parameters if each.name != "until"}
+        found = {name: getattr(query, spoken) for name, spoken in self._query[1].items() if name != "until"}
         given = {name: None if value == () else value for name, value in found.items()}
         until: datetime | None = getattr(query, "until", None)
         return {**given, "until": min(until or now, now)}

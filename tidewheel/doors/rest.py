@@ -45,7 +45,7 @@ from tidewheel.control.api.request_input import (
 )
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
-from tidewheel.doors.address import after_of, next_cursor, place_of, query_of, singular, title
+from tidewheel.doors.address import after_of, next_cursor, place_of, query_with, singular, title
 from tidewheel.jobs.validation import StrictModel
 from tidewheel.nouns.operation import Noun, Operation, Page, Parameter, as_document, field_values, model_of, operations
 
@@ -115,7 +115,7 @@ class _Endpoint:
         self._in_path = {name: by_name[name] for name in re.findall(r"{(\w+)", self._path)}
         others = [each for each in declared.parameters if each not in self._in_path.values()]
         changes = self._method != "GET"
-        self._query, self._asked = query_of(declared, [] if changes else others)
+        self._query, self._asked = query_with(TenantQuery, declared, [] if changes else others)
         if route.query is not None:
             self._query, self._asked = route.query, {"limit": "limit"}
         self._in_head = [name for name in _HEADERS if changes and any(each.name == name for each in others)]

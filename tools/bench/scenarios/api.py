@@ -14,12 +14,12 @@ from datetime import datetime, timedelta
 from http import HTTPStatus
 from http.client import HTTPConnection
 from threading import Event
-from typing import LiteralString, cast
+from typing import LiteralString
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.api.request_input import Cursors, PageQuery
 from tidewheel.control.client.client import Client
-from tidewheel.doors.address import query_of
+from tidewheel.doors.address import query_with
 from tidewheel.ids import first_run_id
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.local.daemon import free_port
@@ -94,10 +94,10 @@ def _reads(api: "_Api", history: History) -> Mapping[str, str]:
     """The address of each read, by its name."""
     middle = _middle(history)
     listed = operations(RunList)["list"]
-    made, _ = query_of(listed, listed.parameters)
+    made, _ = query_with(PageQuery, listed, listed.parameters)
     place = f"{format_timestamp(history.last)}/{format_timestamp(middle)}/{first_run_id(middle)}"
     deep, rare_deep = (
-        Cursors.of_list(f"{_REST}/runs", cast("PageQuery", made.model_validate(given)), "default").write(place)
+        Cursors.of_list(f"{_REST}/runs", made.model_validate(given), "default").write(place)
         for given in ({}, {"queue": "reports"})
     )
     since, until = format_timestamp(middle), format_timestamp(history.first + (history.last - history.first) / 1.9)
