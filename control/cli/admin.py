@@ -17,6 +17,7 @@ from tidewheel.control.cli.dev import joined
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.options import Replication, check_replication, checked_url, read_duration
 from tidewheel.control.cli.output import Output, OutputOption, print_result, print_rows
+from tidewheel.control.cli.parser import argument, option, switch
 from tidewheel.errors import SettingsError, refuse
 from tidewheel.kafka import topics
 from tidewheel.kafka.topics import (
@@ -46,21 +47,17 @@ _SQL = Statements("tidewheel.control")
 
 Queues = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="NAMES",
-        help="Queues, separated by commas; repeatable; by default `default` and every queue that has topics.",
-    ),
+    option("NAMES", "Queues, separated by commas; repeatable; by default `default` and every queue that has topics."),
 ]
 
 Tenants = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="NAMES",
-        help="Tenants with topics of their own, separated by commas; repeatable; by default all that have them.",
+    option(
+        "NAMES", "Tenants with topics of their own, separated by commas; repeatable; by default all that have them."
     ),
 ]
 
-Revoke = Annotated[bool, typer.Option("--revoke", help="Invalidate all other keys at once, because one has leaked.")]
+Revoke = Annotated[bool, switch("Invalidate all other keys at once, because one has leaked.", "--revoke")]
 
 
 def rotate_message_keys(connection: Conn, *, revoke: bool = False) -> int:
@@ -116,28 +113,23 @@ def _ensure_none_is_lost(connection: Conn) -> None:
 
 
 def migrate(
-    status: Annotated[bool, typer.Option("--status", help="Only show the state of each migration.")] = False,  # noqa: FBT002
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Run the pending migrations, then roll back.")] = False,  # noqa: FBT002
+    status: Annotated[bool, switch("Only show the state of each migration.", "--status")] = False,  # noqa: FBT002
+    dry_run: Annotated[bool, switch("Run the pending migrations, then roll back.", "--dry-run")] = False,  # noqa: FBT002
     *,
     post: Annotated[
-        bool,
-        typer.Option("--post", help="Apply the …_post migrations, after the last process of the previous release."),
+        bool, switch("Apply the …_post migrations, after the last process of the previous release.", "--post")
     ] = False,
     forget_silent: Annotated[
         str | None,
-        typer.Option(
-            metavar="DURATION",
-            help="With --post: first delete registrations of killed processes of other releases, silent so long.",
+        option(
+            "DURATION", "With --post: first delete registrations of killed processes of other releases, silent so long."
         ),
     ] = None,
-    roles: Annotated[
-        bool, typer.Option("--roles", help="Also create a role for each service, with the rights it needs.")
-    ] = False,
+    roles: Annotated[bool, switch("Also create a role for each service, with the rights it needs.", "--roles")] = False,
     passwords: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="With --roles: only services with a password file in this folder, such as `relay`, can log in.",
+        option(
+            "FOLDER", "With --roles: only services with a password file in this folder, such as `relay`, can log in."
         ),
     ] = None,
     output: OutputOption = Output.TEXT,
@@ -211,7 +203,7 @@ def check_schemas(output: OutputOption = Output.TEXT) -> None:
 
 
 def register_schemas(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be registered; change nothing.")] = False,  # noqa: FBT002
+    dry_run: Annotated[bool, switch("Print what would be registered; change nothing.", "--dry-run")] = False,  # noqa: FBT002
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Register this release's schemas in the schema registry, and record their ids in the database.
@@ -255,7 +247,7 @@ def apply_topics(
     queues: Queues = None,
     tenants: Tenants = None,
     replication: Replication = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the changes; change nothing.")] = False,  # noqa: FBT002
+    dry_run: Annotated[bool, switch("Print the changes; change nothing.", "--dry-run")] = False,  # noqa: FBT002
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Create missing topics; raise partition counts that are too low."""
@@ -324,7 +316,7 @@ def _counts(settings: Connections) -> PartitionCounts:
 
 
 def rotate(
-    name: Annotated[str, typer.Argument(metavar="NAME", help=f"{' or '.join(ROTATIONS)}.")],
+    name: Annotated[str, argument("NAME", f"{' or '.join(ROTATIONS)}.")],
     revoke: Revoke = False,  # noqa: FBT002 - a flag
     output: OutputOption = Output.TEXT,
 ) -> None:

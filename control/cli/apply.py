@@ -13,6 +13,7 @@ from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.job_files import STANDARD_INPUT, ensure_readable, read_jobs
 from tidewheel.control.cli.options import DEFAULT_TENANT, Tenant, checked_url, read_labels, reading
 from tidewheel.control.cli.output import Output, OutputOption, print_result, progress_bar
+from tidewheel.control.cli.parser import argument, option, switch
 from tidewheel.control.client.bulk_load import (
     LOAD_BATCH,
     MAX_PROBLEMS,
@@ -36,38 +37,26 @@ _LISTED = 50  # changed jobs of a dry run, or deleted jobs; of more, the count
 def apply(
     files: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="FILE...", help="JSON lines, a JSON array, YAML, or CronJobs of Kubernetes; - is standard input."
-        ),
+        argument("FILE...", "JSON lines, a JSON array, YAML, or CronJobs of Kubernetes; - is standard input."),
     ] = None,
     *,
-    more: Annotated[
-        list[str] | None, typer.Option("-f", "--file", metavar="FILE", help="Same as the argument FILE; repeatable.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the jobs and show the changes; change nothing.")
-    ] = False,
+    more: Annotated[list[str] | None, option("FILE", "Same as the argument FILE; repeatable.", "-f", "--file")] = None,
+    dry_run: Annotated[bool, switch("Check the jobs and show the changes; change nothing.", "--dry-run")] = False,
     has_exit_code: Annotated[
-        bool, typer.Option("--exit-code", help="With --dry-run: exit code 8 if something would change.")
+        bool, switch("With --dry-run: exit code 8 if something would change.", "--exit-code")
     ] = False,
     prune: Annotated[
-        bool,
-        typer.Option("--prune", help="Delete jobs in the scope of --label, --prefix or --all that no file contains."),
+        bool, switch("Delete jobs in the scope of --label, --prefix or --all that no file contains.", "--prune")
     ] = False,
     label: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="With --prune: only jobs with this label; repeatable."),
+        list[str] | None, option("NAME=VALUE", "With --prune: only jobs with this label; repeatable.")
     ] = None,
-    prefix: Annotated[
-        str, typer.Option(metavar="TEXT", help="With --prune: only jobs whose key begins with this text.")
-    ] = "",
-    everything: Annotated[bool, typer.Option("--all", help="With --prune: all jobs of the tenant.")] = False,
-    bulk: Annotated[
-        bool, typer.Option("--bulk", help="Load new jobs only, up to millions; existing jobs do not change.")
-    ] = False,
-    events: Annotated[bool, typer.Option("--events", help="With --bulk: publish an event for each new job.")] = False,
+    prefix: Annotated[str, option("TEXT", "With --prune: only jobs whose key begins with this text.")] = "",
+    everything: Annotated[bool, switch("With --prune: all jobs of the tenant.", "--all")] = False,
+    bulk: Annotated[bool, switch("Load new jobs only, up to millions; existing jobs do not change.", "--bulk")] = False,
+    events: Annotated[bool, switch("With --bulk: publish an event for each new job.", "--events")] = False,
     verbose: Annotated[
-        bool, typer.Option("-v", "--verbose", help=f"List all changed or deleted jobs, also above {_LISTED}.")
+        bool, switch(f"List all changed or deleted jobs, also above {_LISTED}.", "-v", "--verbose")
     ] = False,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,

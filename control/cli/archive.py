@@ -13,11 +13,12 @@ from tidewheel.control.archive.stores import MANIFEST, SETTING, MissingFile, ope
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.options import DEFAULT_TENANT, RunId, Tenant, Tz, checked_url, reading
 from tidewheel.control.cli.output import Output, OutputOption, print_record, print_result, print_rows
+from tidewheel.control.cli.parser import argument, switch
 from tidewheel.control.cli.run_output import run_facts
 from tidewheel.errors import SettingsError, refuse
 from tidewheel.settings.connections import Connections
 
-Day = Annotated[str | None, typer.Argument(metavar="DAY", help="A day of UTC, such as 2026-11-20.")]
+Day = Annotated[str | None, argument("DAY", "A day of UTC, such as 2026-11-20.")]
 
 
 def run(output: OutputOption = Output.TEXT) -> None:
@@ -85,7 +86,7 @@ def restore(
     day: Day = None,
     *,
     drop: Annotated[
-        bool, typer.Option("--drop", help="Delete the restored rows of the day, or of all days if you name none.")
+        bool, switch("Delete the restored rows of the day, or of all days if you name none.", "--drop")
     ] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -124,7 +125,7 @@ def restore(
 
 def forget(
     *,
-    yes: Annotated[bool, typer.Option("--yes", help="Confirm; required.")] = False,
+    yes: Annotated[bool, switch("Confirm; required.", "--yes")] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Stop archiving: retention again drops days that are not archived; the archive's files stay."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tidewheel.control.cli.dev import Home
+from tidewheel.control.cli.parser import argument, switch
 from tidewheel.distribution import is_installed
 from tidewheel.errors import NotRunning
 from tidewheel.redaction import is_secret
@@ -47,12 +48,12 @@ def env(
     home: Home = None,
     form: Annotated[
         Format,
-        typer.Option(
+        switch(
+            "shell: variables; kafka: properties of librdkafka and kcat; java: those of Kafka's own clients.",
             "--format",
-            help="shell: variables; kafka: properties of librdkafka and kcat; java: those of Kafka's own clients.",
         ),
     ] = Format.SHELL,
-    secrets: Annotated[bool, typer.Option("--secrets", help="Print passwords too.")] = False,  # noqa: FBT002 - a flag
+    secrets: Annotated[bool, switch("Print passwords too.", "--secrets")] = False,  # noqa: FBT002 - a flag
 ) -> None:
     """Print what a shell, a Kafka client or psql needs: eval "$(tidewheel env)".
 
@@ -76,7 +77,7 @@ def env(
 
 
 def psql(
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGUMENTS...", help="Passed to psql.")] = None,
+    arguments: Annotated[list[str] | None, argument("ARGUMENTS...", "Passed to psql.")] = None,
     home: Home = None,
 ) -> None:
     """Open psql on the database; further arguments are passed to psql.

@@ -10,29 +10,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tidewheel.control.cli.parser import option
+
 if TYPE_CHECKING:
     from tidewheel.control.supervise.process import Log
 
 Home = Annotated[
     Path | None,
-    typer.Option(
-        metavar="DIR", help="Folder of the stack's data; default: TIDEWHEEL_HOME, else one in the user's data folder."
-    ),
+    option("DIR", "Folder of the stack's data; default: TIDEWHEEL_HOME, else one in the user's data folder."),
 ]
 Handlers = Annotated[
-    list[str] | None,
-    typer.Option(metavar="MODULES", help="Modules with @tidewheel.handler functions, separated by commas; repeatable."),
+    list[str] | None, option("MODULES", "Modules with @tidewheel.handler functions, separated by commas; repeatable.")
 ]
-LogLevel = Annotated[str, typer.Option(metavar="LEVEL", help="Log level: debug, info, warning or error.")]
+LogLevel = Annotated[str, option("LEVEL", "Log level: debug, info, warning or error.")]
 
 MetricsPort = Annotated[
     int | None,
-    typer.Option(
-        metavar="PORT",
-        help="Port of the first role's metrics and health; further roles use the next ports. 0 picks free ones.",
-    ),
+    option("PORT", "Port of the first role's metrics and health; further roles use the next ports. 0 picks free ones."),
 ]
-ApiPort = Annotated[int | None, typer.Option(metavar="PORT", help="Port of the HTTP API; 0 picks a free one.")]
+ApiPort = Annotated[int | None, option("PORT", "Port of the HTTP API; 0 picks a free one.")]
 
 
 def joined(names: Sequence[str] | None) -> str | None:
@@ -66,8 +62,7 @@ def dev(
 
 def run(
     roles: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAMES", help="Services to run, separated by commas; repeatable; all by default."),
+        list[str] | None, option("NAMES", "Services to run, separated by commas; repeatable; all by default.")
     ] = None,
     handlers: Handlers = None,
     api_port: ApiPort = None,

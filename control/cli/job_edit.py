@@ -10,6 +10,7 @@ from tidewheel.control.cli.job_files import read_job
 from tidewheel.control.cli.options import (
     DEFAULT_TENANT,
     Delay,
+    DryRun,
     IfVersion,
     Key,
     RequestId,
@@ -22,6 +23,7 @@ from tidewheel.control.cli.options import (
     tenant_flag,
 )
 from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table, progress_bar
+from tidewheel.control.cli.parser import argument, option, switch
 from tidewheel.control.cli.run_output import Wait, print_ended_run, wait_for_run
 from tidewheel.control.client.enqueue import TriggerOptions
 from tidewheel.control.instants import read_later
@@ -33,11 +35,8 @@ from tidewheel.nouns.jobs import reads as read
 from tidewheel.nouns.jobs.commands import print_job_change
 from tidewheel.nouns.jobs.flags import JobFlags, described, read_payload, with_job_flags, without
 
-MaybeKey = Annotated[
-    str | None,
-    typer.Argument(metavar="KEY", help="The job's key, unless the file has it."),
-]
-Keys = Annotated[list[str] | None, typer.Argument(metavar="KEY", help="Quarantined jobs, by key.")]
+MaybeKey = Annotated[str | None, argument("KEY", "The job's key, unless the file has it.")]
+Keys = Annotated[list[str] | None, argument("KEY", "Quarantined jobs, by key.")]
 
 
 @with_job_flags
@@ -45,9 +44,7 @@ def create(
     key: MaybeKey = None,
     *,
     flags: JobFlags,
-    paused: Annotated[
-        bool, typer.Option("--paused", help="Create the job paused; it does not fire until you resume it.")
-    ] = False,
+    paused: Annotated[bool, switch("Create the job paused; it does not fire until you resume it.", "--paused")] = False,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -71,8 +68,7 @@ def update(
     *,
     flags: JobFlags,
     unset: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FIELD", help="Reset a field, such as end_at, to its default; repeatable."),
+        list[str] | None, option("FIELD", "Reset a field, such as end_at, to its default; repeatable.")
     ] = None,
     if_version: IfVersion = None,
     tenant: Tenant = DEFAULT_TENANT,
@@ -94,46 +90,28 @@ def update(
 def trigger(
     key: Key,
     *,
-    payload: Annotated[
-        str | None, typer.Option(metavar="JSON", help="Payload instead of the job's; @FILE reads it from a file.")
-    ] = None,
+    payload: Annotated[str | None, option("JSON", "Payload instead of the job's; @FILE reads it from a file.")] = None,
     delay: Delay = None,
-    run_at: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Start at this time, or at once if it has passed.")
-    ] = None,
-    label: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Label instead of the job's labels; repeatable.")
-    ] = None,
-    overlap: Annotated[str | None, typer.Option(metavar="POLICY", help="Overlap policy instead of the job's.")] = None,
-    concurrency_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Concurrency key instead of the job's.")
-    ] = None,
+    run_at: Annotated[str | None, option("TIME", "Start at this time, or at once if it has passed.")] = None,
+    label: Annotated[list[str] | None, option("NAME=VALUE", "Label instead of the job's labels; repeatable.")] = None,
+    overlap: Annotated[str | None, option("POLICY", "Overlap policy instead of the job's.")] = None,
+    concurrency_key: Annotated[str | None, option("KEY", "Concurrency key instead of the job's.")] = None,
     ordering_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Start after earlier runs with this key; by default the job's.")
+        str | None, option("KEY", "Start after earlier runs with this key; by default the job's.")
     ] = None,
     on_failure: Annotated[
-        str,
-        typer.Option(metavar="POLICY", help="With --ordering-key: block the key after a failed run, or skip that run."),
+        str, option("POLICY", "With --ordering-key: block the key after a failed run, or skip that run.")
     ] = "block",
-    priority: Annotated[
-        int | None, typer.Option(metavar="N", help="Priority instead of the job's, 0 to 9: 9 starts first.")
-    ] = None,
-    dedupe_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Triggers with this key share one run per window.")
-    ] = None,
+    priority: Annotated[int | None, option("N", "Priority instead of the job's, 0 to 9: 9 starts first.")] = None,
+    dedupe_key: Annotated[str | None, option("KEY", "Triggers with this key share one run per window.")] = None,
     window: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Window of --dedupe-key, such as 10m; by default the job's.")
+        str | None, option("DURATION", "Window of --dedupe-key, such as 10m; by default the job's.")
     ] = None,
     mode: Annotated[
         str | None,
-        typer.Option(
-            metavar="MODE",
-            help="Effect of later triggers: reject, replace or debounce; by default the job's, or reject.",
-        ),
+        option("MODE", "Effect of later triggers: reject, replace or debounce; by default the job's, or reject."),
     ] = None,
-    longest: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="With --mode debounce: the longest delay of the run.")
-    ] = None,
+    longest: Annotated[str | None, option("DURATION", "With --mode debounce: the longest delay of the run.")] = None,
     wait: Wait = False,
     request_id: RequestId = None,
     timezone: Tz = None,
@@ -196,13 +174,9 @@ def key_of(key: str | None, document: Mapping[str, object]) -> str:
 def release(
     keys: Keys = None,
     *,
-    error: Annotated[str | None, typer.Option(metavar="TEXT", help="Only jobs whose error contains this text.")] = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="All quarantined jobs; required without a key or an error.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print how many match, and the first ten; change nothing.")
-    ] = False,
+    error: Annotated[str | None, option("TEXT", "Only jobs whose error contains this text.")] = None,
+    everything: Annotated[bool, switch("All quarantined jobs; required without a key or an error.", "--all")] = False,
+    dry_run: DryRun = False,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:

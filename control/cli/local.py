@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from tidewheel.control.cli.dev import Home
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result
+from tidewheel.control.cli.parser import argument, option, switch
 from tidewheel.control.supervise.local_stack import make_stack, start_stack
 from tidewheel.errors import StackError, refuse
 from tidewheel.local.daemon import Progress as Watcher
@@ -24,31 +25,22 @@ from tidewheel.local.state import HOME_VARIABLE, STATE_FILE, default_home
 _SCENARIOS = (
     "Any of submit, fire, relay, execute, pipeline, latency, hot-second, http, handlers, chunks, limits, api, growth."
 )
-Scenarios = Annotated[list[str] | None, typer.Argument(metavar="SCENARIO", help=_SCENARIOS)]
+Scenarios = Annotated[list[str] | None, argument("SCENARIO", _SCENARIOS)]
 Rounds = Annotated[
-    int | None,
-    typer.Option(metavar="N", min=1, help="Rounds of each scenario; default: 5, or 1 if a round takes minutes."),
+    int | None, option("N", "Rounds of each scenario; default: 5, or 1 if a round takes minutes.", min=1)
 ]
-Jobs = Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of jobs, messages or requests of a round.")]
-Seconds = Annotated[
-    float | None, typer.Option(metavar="SECONDS", min=1, help="Duration of the load in pipeline and latency.")
-]
-Rate = Annotated[
-    float | None, typer.Option(metavar="N", min=1, help="Runs per second of a steady load: latency, growth, pipeline.")
-]
-Minutes = Annotated[float | None, typer.Option(metavar="MINUTES", min=0.01, help="Duration of growth and limits.")]
+Jobs = Annotated[int | None, option("N", "Number of jobs, messages or requests of a round.", min=1)]
+Seconds = Annotated[float | None, option("SECONDS", "Duration of the load in pipeline and latency.", min=1)]
+Rate = Annotated[float | None, option("N", "Runs per second of a steady load: latency, growth, pipeline.", min=1)]
+Minutes = Annotated[float | None, option("MINUTES", "Duration of growth and limits.", min=0.01)]
 
 
 def up(
     home: Home = None,
-    brokers: Annotated[
-        int | None, typer.Option(metavar="N", help="Number of brokers: 1, or 3 with replication 3.")
-    ] = None,
+    brokers: Annotated[int | None, option("N", "Number of brokers: 1, or 3 with replication 3.")] = None,
     standby: Annotated[
         bool | None,
-        typer.Option(
-            "--standby/--no-standby", help="PostgreSQL with or without a synchronous standby; unchanged by default."
-        ),
+        switch("PostgreSQL with or without a synchronous standby; unchanged by default.", "--standby/--no-standby"),
     ] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -67,7 +59,7 @@ def up(
 
 def down(
     home: Home = None,
-    erase: Annotated[bool, typer.Option("--erase", help="Delete all data too.")] = False,  # noqa: FBT002 - a flag
+    erase: Annotated[bool, switch("Delete all data too.", "--erase")] = False,  # noqa: FBT002 - a flag
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Stop the local stack. Its data stays unless --erase is given."""

@@ -27,6 +27,7 @@ from tidewheel.control.cli.output import (
     print_table,
     wrapped,
 )
+from tidewheel.control.cli.parser import option
 from tidewheel.control.cli.tables import Cell
 from tidewheel.control.explain import explain as explaining
 from tidewheel.control.explain import preview as previews
@@ -53,8 +54,8 @@ _OUTCOME_TEXT = {
     OccurrenceOutcome.WAITING: "overdue, waiting for a scheduler",
 }
 
-AnyInstant = Annotated[str | None, typer.Option("--at", metavar="TIME", help="Explain this past or future instant.")]
-Number = Annotated[int, typer.Option("-n", metavar="N", min=1, max=MAX_SHOWN, help="Show this many instants.")]
+AnyInstant = Annotated[str | None, option("TIME", "Explain this past or future instant.", "--at")]
+Number = Annotated[int, option("N", "Show this many instants.", "-n", min=1, max=MAX_SHOWN)]
 
 
 def explain(
@@ -62,12 +63,10 @@ def explain(
     *,
     at: AnyInstant = None,
     last: Annotated[
-        str | None,
-        typer.Option(metavar="DURATION", help="List all occurrences of this period, such as 24h, that did not fire."),
+        str | None, option("DURATION", "List all occurrences of this period, such as 24h, that did not fire.")
     ] = None,
     number: Annotated[
-        int,
-        typer.Option("-n", metavar="N", min=1, max=explaining.MAX_UNFIRED, help="With --last: show at most this many."),
+        int, option("N", "With --last: show at most this many.", "-n", min=1, max=explaining.MAX_UNFIRED)
     ] = 50,
     timezone: Tz = None,
     tenant: Tenant = DEFAULT_TENANT,
@@ -180,7 +179,7 @@ def _show_next(shown: Shown) -> None:
     print_result(lines, found, shown.output)
 
 
-_Next = Annotated[int, typer.Option("-n", metavar="N", min=1, max=MAX_NEXT, help="Show this many instants.")]
+_Next = Annotated[int, option("N", "Show this many instants.", "-n", min=1, max=MAX_NEXT)]
 _NEXT = {"key": Flag(kind=Key), "n": Flag(kind=_Next)}
 next_occurrences = command(Occurrences, "next", _show_next, flags=_NEXT, local_times=True)
 
@@ -190,9 +189,7 @@ def preview(
     key: MaybeKey = None,
     *,
     flags: JobFlags,
-    begin_after: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Start after this time; default: now.")
-    ] = None,
+    begin_after: Annotated[str | None, option("TIME", "Start after this time; default: now.")] = None,
     number: Number = 10,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,

@@ -17,6 +17,7 @@ import typer
 from psycopg import IsolationLevel
 
 from tidewheel.audit import Door, process_actor
+from tidewheel.control.cli.parser import argument, option, switch
 from tidewheel.control.instants import SECONDS, read_instant
 from tidewheel.control.reads.stored import show_damaged
 from tidewheel.errors import FieldError, InvalidInput, ScheduleRefused, UnknownRun, refuse
@@ -38,7 +39,7 @@ _PART = re.compile(r"(?P<begin>[0-9a-f]{4}[0-9a-f-]{0,31})(?:(?:…|\.\.\.)(?P<e
 _SHOWN = 10  # candidates of an ambiguous id
 _IDS: Mapping[object, str] = {int: r"\d{1,18}", UUID: r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", str: ".{1,255}"}
 
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation; required without a terminal.")]
+Yes = Annotated[bool, switch("Do not ask for confirmation; required without a terminal.", "--yes", "-y")]
 
 
 def confirm(question: str, *, yes: bool) -> None:
@@ -52,19 +53,17 @@ def confirm(question: str, *, yes: bool) -> None:
 
 # Eager: the callbacks of other options and arguments read in this tenant.
 Tenant = Annotated[str, typer.Option(metavar="NAME", is_eager=True, help="Tenant to act in.")]
-Key = Annotated[str, typer.Argument(metavar="KEY", help="The job's key.")]
-Delay = Annotated[str | None, typer.Option(metavar="DURATION", help="The delay before the run, such as 10m.")]
-Reason = Annotated[str | None, typer.Option(metavar="TEXT", help="Reason, stored with the change.")]
+Key = Annotated[str, argument("KEY", "The job's key.")]
+Delay = Annotated[str | None, option("DURATION", "The delay before the run, such as 10m.")]
+DryRun = Annotated[bool, switch("Print how many match, and the first ten; change nothing.", "--dry-run")]
+Reason = Annotated[str | None, option("TEXT", "Reason, stored with the change.")]
 
 RequestId = Annotated[
-    str | None,
-    typer.Option(metavar="ID", help="The request's id; a repeated id returns the first reply and changes nothing."),
+    str | None, option("ID", "The request's id; a repeated id returns the first reply and changes nothing.")
 ]
-IfVersion = Annotated[
-    int | None, typer.Option(metavar="N", min=1, max=MAX_INT, help="Fail unless this is the job's current version.")
-]
-Limit = Annotated[int, typer.Option("-n", metavar="N", min=1, max=1000, help="Show at most this many.")]
-Replication = Annotated[int | None, typer.Option(metavar="N", help="Copies of each new partition; 3 in production.")]
+IfVersion = Annotated[int | None, option("N", "Fail unless this is the job's current version.", min=1, max=MAX_INT)]
+Limit = Annotated[int, option("N", "Show at most this many.", "-n", min=1, max=1000)]
+Replication = Annotated[int | None, option("N", "Copies of each new partition; 3 in production.")]
 
 
 def tenant_flag(tenant: str) -> str:
@@ -146,10 +145,7 @@ Tz = Annotated[
     ),
 ]
 
-After = Annotated[
-    str | None,
-    typer.Option("--after", metavar="PLACE", help="Start after this place; the last line of a page shows it."),
-]
+After = Annotated[str | None, option("PLACE", "Start after this place; the last line of a page shows it.", "--after")]
 
 
 def read_place(text: str, kind: Callable[[str], T]) -> tuple[datetime, T]:

@@ -22,7 +22,7 @@ import typer
 
 from tidewheel.clock import SystemClock
 from tidewheel.control.cli.options import place_text, utc_and_local
-from tidewheel.control.cli.parser import COLUMNS
+from tidewheel.control.cli.parser import COLUMNS, switch
 from tidewheel.control.cli.tables import Cell, fact_lines, relative_text, table_lines
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.words import printable, printable_lines
@@ -40,7 +40,7 @@ class Output(StrEnum):
     YAML = "yaml"
 
 
-OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Output format.")]
+OutputOption = Annotated[Output, switch("Output format.", "--output", "-o")]
 
 
 def print_result(lines: Iterable[str], document: object, output: Output) -> None:

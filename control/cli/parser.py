@@ -13,6 +13,7 @@ from typing import Annotated, Any, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
+from typer.models import ArgumentInfo, OptionInfo
 
 from tidewheel.control.cli.commands import COMMANDS, OLDER_COMMANDS, Command, Group
 from tidewheel.control.cli.exit_codes import exit_code
@@ -133,6 +134,24 @@ class _Group(TyperGroup):
             with formatter.section("Without a command"):
                 formatter.write_dl(filter(None, (each.get_help_record(ctx) for each in command.params)))
         self.format_commands(ctx, formatter)
+
+
+def option(metavar: str, words: str, *names: str, min: float | None = None, max: float | None = None) -> OptionInfo:
+    """Return an option with a value; without `names` it has that of its parameter."""
+    made: OptionInfo = typer.Option(*names, metavar=metavar, help=words, min=min, max=max)
+    return made
+
+
+def switch(words: str, *names: str) -> OptionInfo:
+    """Return an option without a value, or one of few values."""
+    made: OptionInfo = typer.Option(*names, help=words)
+    return made
+
+
+def argument(metavar: str, words: str) -> ArgumentInfo:
+    """Return an argument."""
+    made: ArgumentInfo = typer.Argument(metavar=metavar, help=words)
+    return made
 
 
 def root_command() -> TyperGroup:

@@ -13,6 +13,7 @@ import typer
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.options import DEFAULT_TENANT, Tz, checked_url, rfc3339
 from tidewheel.control.cli.output import Output, OutputOption, count_text, print_document, print_facts, wrapped
+from tidewheel.control.cli.parser import option, switch
 from tidewheel.control.instants import read_instant
 from tidewheel.control.occurrence_audit.result import AuditResult, JobFinding, run_audit
 from tidewheel.control.reads.json_form import as_json
@@ -29,23 +30,16 @@ _SHOWN_FINDINGS = 50  # findings in text
 def restore(
     *,
     since: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME", help="Read Kafka from this time on; default: 10 minutes before the last heartbeat."
-        ),
+        str | None, option("TIME", "Read Kafka from this time on; default: 10 minutes before the last heartbeat.")
     ] = None,
     stopped_at: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="The latest time at which the lost database may have run; default: now."),
+        str | None, option("TIME", "The latest time at which the lost database may have run; default: now.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Read Kafka and count; write nothing.")] = False,
+    dry_run: Annotated[bool, switch("Read Kafka and count; write nothing.", "--dry-run")] = False,
     accept_gaps: Annotated[
-        bool,
-        typer.Option(
-            "--accept-gaps", help="Continue even if messages may be gone, or their key has been rotated since."
-        ),
+        bool, switch("Continue even if messages may be gone, or their key has been rotated since.", "--accept-gaps")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Confirm; required.")] = False,
+    yes: Annotated[bool, switch("Confirm; required.", "--yes")] = False,
     timezone: Tz = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -101,21 +95,16 @@ def _written(report: "Restored") -> tuple[tuple[str, str | None], ...]:
 
 def audit(
     *,
-    begin: Annotated[str, typer.Option("--from", metavar="TIME", help="The first instant of the range.")],
-    end: Annotated[
-        str | None, typer.Option("--to", metavar="TIME", help="The end of the range, exclusive; default: now.")
-    ] = None,
-    job: Annotated[str | None, typer.Option(metavar="KEY", help="Only this job.")] = None,
-    report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a report with the counts of each job, as JSON.")
-    ] = None,
+    begin: Annotated[str, option("TIME", "The first instant of the range.", "--from")],
+    end: Annotated[str | None, option("TIME", "The end of the range, exclusive; default: now.", "--to")] = None,
+    job: Annotated[str | None, option("KEY", "Only this job.")] = None,
+    report: Annotated[Path | None, option("FILE", "Write a report with the counts of each job, as JSON.")] = None,
     completions: Annotated[
-        bool, typer.Option("--completions", help="Also compare the ends of runs with the completions on Kafka.")
+        bool, switch("Also compare the ends of runs with the completions on Kafka.", "--completions")
     ] = False,
     timezone: Tz = None,
     tenant: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Only this tenant; by default all, or with --job the tenant default."),
+        str | None, option("NAME", "Only this tenant; by default all, or with --job the tenant default.")
     ] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:

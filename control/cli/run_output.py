@@ -14,6 +14,7 @@ import typer
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.options import utc_and_local
 from tidewheel.control.cli.output import Output, duration_text, has_colour, moment, print_document
+from tidewheel.control.cli.parser import switch
 from tidewheel.control.cli.tables import Cell, cell_text, state_text
 from tidewheel.jobs.values import format_duration
 from tidewheel.nouns.runs.model import PastAttempt, RelatedRun, RunDetail, RunSummary
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from tidewheel.nouns.runs.model import Run
 
 
-Wait = Annotated[bool, typer.Option("--wait", help="Wait for the end; exit code 1 unless it succeeded.")]
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Wait until the run has ended, then show it.")]
+Wait = Annotated[bool, switch("Wait for the end; exit code 1 unless it succeeded.", "--wait")]
+Follow = Annotated[bool, switch("Wait until the run has ended, then show it.", "--follow", "-f")]
 
 _REASON_SECONDS = 1.0  # most runs end earlier
 

@@ -45,6 +45,7 @@ from tidewheel.control.cli.output import (
     print_table,
     progress_bar,
 )
+from tidewheel.control.cli.parser import option, switch
 from tidewheel.control.cli.run_output import (
     Follow,
     Wait,
@@ -113,10 +114,7 @@ def retry(
     run_id: RunId,
     *,
     delay: Delay = None,
-    attempt: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, max=MAX_INT, help="Start attempt N of a retrying run now."),
-    ] = None,
+    attempt: Annotated[int | None, option("N", "Start attempt N of a retrying run now.", min=1, max=MAX_INT)] = None,
     wait: Wait = False,
     yes: Yes = False,
     request_id: RequestId = None,
@@ -154,8 +152,8 @@ def _show(tenant: str, run_id: UUID) -> RunDetail:
 def logs(
     run_id: RunId,
     *,
-    attempt: Annotated[int | None, typer.Option(metavar="N", min=1, max=MAX_INT, help="Only this attempt.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the run has ended.")] = False,
+    attempt: Annotated[int | None, option("N", "Only this attempt.", min=1, max=MAX_INT)] = None,
+    follow: Annotated[bool, switch("Keep printing until the run has ended.", "--follow", "-f")] = False,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -208,22 +206,20 @@ def _print_piece(piece: "LogPiece", text: str, *, new: bool) -> None:
 def cancel(
     runs: RunIds = None,
     *,
-    job: Annotated[str | None, typer.Option(metavar="KEY", help="Cancel open runs of this job.")] = None,
+    job: Annotated[str | None, option("KEY", "Cancel open runs of this job.")] = None,
     label: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Cancel open runs of jobs with this label; repeatable."),
+        list[str] | None, option("NAME=VALUE", "Cancel open runs of jobs with this label; repeatable.")
     ] = None,
-    queue: Annotated[str | None, typer.Option(metavar="NAME", help="Cancel open runs of this queue.")] = None,
-    lane: Annotated[str | None, typer.Option(metavar="LANE", help="Cancel open runs of this lane.")] = None,
-    handler: Annotated[str | None, typer.Option(metavar="NAME", help="Cancel open runs of this handler.")] = None,
+    queue: Annotated[str | None, option("NAME", "Cancel open runs of this queue.")] = None,
+    lane: Annotated[str | None, option("LANE", "Cancel open runs of this lane.")] = None,
+    handler: Annotated[str | None, option("NAME", "Cancel open runs of this handler.")] = None,
     cause: Annotated[
-        str | None,
-        typer.Option(metavar="CAUSE", help="Cancel open runs with this cause: timer, trigger, backfill or retry."),
+        str | None, option("CAUSE", "Cancel open runs with this cause: timer, trigger, backfill or retry.")
     ] = None,
-    before: Annotated[str | None, typer.Option(metavar="TIME", help="Only runs created before this time.")] = None,
-    not_started: Annotated[bool, typer.Option("--not-started", help="Leave out runs that have started.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the number of matching runs; cancel none.")] = False,
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait for the last run to end.")] = False,
+    before: Annotated[str | None, option("TIME", "Only runs created before this time.")] = None,
+    not_started: Annotated[bool, switch("Leave out runs that have started.", "--not-started")] = False,
+    dry_run: Annotated[bool, switch("Print the number of matching runs; cancel none.", "--dry-run")] = False,
+    no_wait: Annotated[bool, switch("Do not wait for the last run to end.", "--no-wait")] = False,
     reason: Reason = None,
     timezone: Tz = None,
     tenant: Tenant = DEFAULT_TENANT,

@@ -11,6 +11,7 @@ import typer
 from tidewheel.clock import SystemClock
 from tidewheel.control.cli.options import DEFAULT_TENANT, Tenant, reading, requesting, rfc3339, wall
 from tidewheel.control.cli.output import Output, OutputOption, print_record, print_result, print_rows, wrapped
+from tidewheel.control.cli.parser import argument, option
 from tidewheel.control.instants import read_instant
 from tidewheel.control.reads.calendars import CalendarDetail, list_calendars, show_calendar
 from tidewheel.control.reads.json_form import as_json
@@ -28,7 +29,7 @@ from tidewheel.schedules.zones import LAST_YEAR
 
 _MAX_SHOWN = 1000
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The calendar's name.")]
+Name = Annotated[str, argument("NAME", "The calendar's name.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +56,17 @@ class Occurrence:
 
 
 def explain(
-    expressions: Annotated[list[str], typer.Argument(metavar="EXPR", help='Each in quotes, such as "0 8 * * *".')],
+    expressions: Annotated[list[str], argument("EXPR", 'Each in quotes, such as "0 8 * * *".')],
     *,
-    timezone: Annotated[str, typer.Option("--tz", metavar="ZONE", help="IANA time zone of the expressions.")] = "UTC",
-    after: Annotated[str | None, typer.Option(metavar="TIME", help="Start after this time; default: now.")] = None,
-    number: Annotated[
-        int, typer.Option("-n", metavar="N", min=1, max=_MAX_SHOWN, help="Show this many instants.")
-    ] = 10,
+    timezone: Annotated[str, option("ZONE", "IANA time zone of the expressions.", "--tz")] = "UTC",
+    after: Annotated[str | None, option("TIME", "Start after this time; default: now.")] = None,
+    number: Annotated[int, option("N", "Show this many instants.", "-n", min=1, max=_MAX_SHOWN)] = 10,
     dst_gap: Annotated[DstGap, typer.Option(help="Rule for a local time that the clock skips.")] = DstGap.SHIFT_FORWARD,
     dst_overlap: Annotated[
         DstOverlap, typer.Option(help="Rule for a local time that occurs twice.")
     ] = DstOverlap.FIRST,
-    key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="The key of the job for which `H` is computed.")
-    ] = None,
-    tenant: Annotated[str, typer.Option(metavar="NAME", help="Tenant of that job.")] = "default",
+    key: Annotated[str | None, option("KEY", "The key of the job for which `H` is computed.")] = None,
+    tenant: Annotated[str, option("NAME", "Tenant of that job.")] = "default",
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Describe cron expressions and show their next instants."""
@@ -142,17 +139,13 @@ def put(
     name: Name,
     *,
     file: Annotated[
-        Path | None,
-        typer.Option("--from", metavar="FILE.ics", help="All days on which an event of an iCalendar file takes place."),
+        Path | None, option("FILE.ics", "All days on which an event of an iCalendar file takes place.", "--from")
     ] = None,
-    days: Annotated[str | None, typer.Option(metavar="DAY,...", help="Days, such as 2026-12-25,2026-12-26.")] = None,
-    weekdays: Annotated[str | None, typer.Option(metavar="DAY,...", help="Days of the week, such as SAT,SUN.")] = None,
-    years: Annotated[
-        int, typer.Option(metavar="N", help="With --from: expand repeated events this many years ahead.")
-    ] = HORIZON_YEARS,
+    days: Annotated[str | None, option("DAY,...", "Days, such as 2026-12-25,2026-12-26.")] = None,
+    weekdays: Annotated[str | None, option("DAY,...", "Days of the week, such as SAT,SUN.")] = None,
+    years: Annotated[int, option("N", "With --from: expand repeated events this many years ahead.")] = HORIZON_YEARS,
     source: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="Source of the days, stored and shown; by default the file's name."),
+        str | None, option("TEXT", "Source of the days, stored and shown; by default the file's name.")
     ] = None,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,

@@ -27,6 +27,7 @@ from tidewheel.control.cli.output import (
     print_table,
     wrapped,
 )
+from tidewheel.control.cli.parser import option
 from tidewheel.control.cli.tables import Cell, relative_text
 from tidewheel.control.reads import fleet as read
 from tidewheel.control.reads.findings import Finding, Severity
@@ -244,9 +245,7 @@ def print_finding(finding: Finding) -> None:
 
 def list_executors(
     *,
-    after: Annotated[
-        UUID | None, typer.Option(metavar="ID", help="Start after this executor; the last line of a page shows it.")
-    ] = None,
+    after: Annotated[UUID | None, option("ID", "Start after this executor; the last line of a page shows it.")] = None,
     number: Limit = 50,
     output: OutputOption = Output.TEXT,
 ) -> None:

@@ -23,6 +23,7 @@ from tidewheel.audit import Door, process_actor
 from tidewheel.control.cli.options import (
     DEFAULT_TENANT,
     After,
+    DryRun,
     Limit,
     Reason,
     RequestId,
@@ -34,6 +35,7 @@ from tidewheel.control.cli.options import (
     reading,
 )
 from tidewheel.control.cli.output import Output, OutputOption, Shown, Table, print_document
+from tidewheel.control.cli.parser import argument, option, switch
 from tidewheel.control.instants import read_instant
 from tidewheel.errors import refuse
 from tidewheel.jobs.values import Key, Queue
@@ -50,9 +52,7 @@ _KINDS: Mapping[str, Any] = {
     "limit": Limit,
     "reason": Reason,
     "request_id": RequestId,
-    "dry_run": Annotated[
-        bool, typer.Option("--dry-run", help="Print how many match, and the first ten; change nothing.")
-    ],
+    "dry_run": DryRun,
 }
 
 
@@ -97,8 +97,8 @@ class _Command:
         """Return the arguments and flags: the filter's, the others, those of every command."""
         own = [_argument(each, flag) for each, flag in self._flagged()]
         if self.declared.danger:
-            words = "Confirm; required without --dry-run."
-            own.append(_flag("yes", Annotated[bool, typer.Option("--yes", help=words)], default=False))
+            kind = Annotated[bool, switch("Confirm; required without --dry-run.", "--yes")]
+            own.append(_flag("yes", kind, default=False))
         own += [_flag(name, kind, default=None) for name, kind in self.options.items()]
         if self.local_times or any(each.accepts(datetime) for each, _ in self._flagged() if each.name != "after"):
             own.append(_flag("timezone", Tz, default=None))
@@ -186,20 +186,20 @@ def _argument_kind(each: Parameter, flag: Flag) -> Any:  # noqa: ANN401 - an ann
         return None
     kind: Any = next((kind for kind in (UUID, int) if each.accepts(kind)), str)
     kind = kind if each.required else list[kind] | None
-    return Annotated[kind, typer.Argument(metavar=_metavar(each, flag), help=flag.help or each.help)]
+    return Annotated[kind, argument(_metavar(each, flag), flag.help or each.help)]
 
 
 def _option(each: Parameter, flag: Flag) -> Any:  # noqa: ANN401 - an annotation
     name = f"--{each.spoken.replace('_', '-')}"
     words = flag.help or _with_choices(each)
     if each.accepts(bool) and each.default is False:
-        return Annotated[bool, typer.Option(name, help=words)]
+        return Annotated[bool, switch(words, name)]
     if each.accepts(bool):
-        return Annotated[bool | None, typer.Option(f"{name}/--not-{each.spoken}", help=words)]
+        return Annotated[bool | None, switch(words, f"{name}/--not-{each.spoken}")]
     kind: Any = int if each.accepts(int) and flag.read is None else str
     if each.accepts(dict):  # repeatable
         name, kind = name.removesuffix("s"), list[str]
-    return Annotated[kind | None, typer.Option(flag.name or name, metavar=_metavar(each, flag), help=words)]
+    return Annotated[kind | None, option(_metavar(each, flag), words, flag.name or name)]
 
 
 def _metavar(each: Parameter, flag: Flag) -> str:
