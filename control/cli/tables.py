@@ -8,6 +8,7 @@ line, and a copy of it has no break.
 Without a terminal each row is one line of any length, for other programs to read.
 """
 
+import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -63,16 +64,16 @@ def table_lines(
     ['key    daily-report', 'state  active']
     """
     texts = [[cell_text(cell, now) for cell in row] for row in rows]
-    if columns is None:
-        yield from _aligned(headings, texts, colour=colour)
-        return
+    room = sys.maxsize if columns is None else columns
     for below in (False, True):
         for places in _selections(headings, texts, spare):
-            layout = _layout(headings, texts, places, columns, below=below)
+            layout = _layout(headings, texts, places, room, below=below)
             if layout is not None:
-                yield from _table(headings, texts, layout, columns, colour=colour)
+                yield from _table(headings, texts, layout, room, colour=colour)
                 return
-    yield from _records(headings, texts, columns, colour=colour)
+    for number, row in enumerate(texts):
+        yield from [""] if number else []
+        yield from fact_lines(zip(headings, row, strict=True), columns=columns, colour=colour)
 
 
 def cell_text(cell: Cell, now: datetime | None = None) -> str:
@@ -218,14 +219,6 @@ def _table(
             yield from (" " * len(label) + line for line in rest)
 
 
-def _aligned(headings: Sequence[str], rows: Sequence[Sequence[str]], *, colour: bool) -> Iterator[str]:
-    """Yield rows of one line each, of any width."""
-    widths = [max(map(text_width, column)) for column in zip(headings, *rows, strict=True)]
-    yield _heading(headings, widths, colour=colour)
-    for row in rows:
-        yield _line(row, widths, headings if colour else None)
-
-
 def _heading(headings: Sequence[str], widths: Sequence[int], *, colour: bool) -> str:
     line = _line(headings, widths)
     return f"\x1b[1m{line}\x1b[0m" if colour else line
@@ -241,23 +234,6 @@ def _line(cells: Sequence[str], widths: Sequence[int], coloured: Sequence[str] |
             for place, cell in enumerate(padded)
         ]
     return (" " * _GAP).join(padded)
-
-
-def _records(headings: Sequence[str], rows: Sequence[Sequence[str]], columns: int, *, colour: bool) -> Iterator[str]:
-    longest = max(map(len, headings))
-    indent = " " * (longest + _GAP)
-    for number, row in enumerate(rows):
-        if number:
-            yield ""
-        for heading, cell in zip(headings, row, strict=True):
-            if not cell:
-                continue
-            room = max(columns - len(indent), _LEAST_FOLDED)
-            first, *rest = _fold(cell, room) if heading.lower() in _FOLDED else [cell]
-            label = f"{heading:<{longest}}"
-            shown = state_text(first, colour=colour) if heading in _STATES else first
-            yield f"\x1b[1m{label}\x1b[0m  {shown}" if colour else f"{label}  {shown}"
-            yield from (f"{indent}{line}" for line in rest)
 
 
 def _fold(text: str, width: int) -> list[str]:
