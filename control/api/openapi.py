@@ -17,7 +17,6 @@ from typing import Any, Literal, cast
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
-from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import JsonSchemaMode, JsonSchemaValue
 from pydantic_core import core_schema
@@ -314,20 +313,8 @@ def openapi(app: FastAPI) -> dict[str, Any]:
         made["components"]["securitySchemes"] = {
             name: {"type": "http", "scheme": "bearer", "description": text} for name, text in _TOKENS.items()
         }
-        for route in app.routes:
-            if isinstance(route, APIRoute) and route.openapi_extra:
-                _restore_example(made["paths"][route.path_format], route)
         app.openapi_schema = made
     return app.openapi_schema
-
-
-def _restore_example(operations: dict[str, Any], route: APIRoute) -> None:
-    """Put the example of the body in again: FastAPI has removed every null from it."""
-    for method in route.methods or ():
-        described = operations[method.lower()].get("requestBody", {})
-        for media, content in (route.openapi_extra or {}).get("requestBody", {}).get("content", {}).items():
-            if "example" in content:
-                described["content"][media]["example"] = content["example"]
 
 
 def _in_path(name: str) -> dict[str, Any]:
