@@ -55,23 +55,21 @@ def apply(
     everything: Annotated[bool, switch("With --prune: all jobs of the tenant.", "--all")] = False,
     bulk: Annotated[bool, switch("Load new jobs only, up to millions; existing jobs do not change.", "--bulk")] = False,
     events: Annotated[bool, switch("With --bulk: publish an event for each new job.", "--events")] = False,
-    verbose: Annotated[
-        bool, switch(f"List all changed or deleted jobs, also above {_LISTED}.", "-v", "--verbose")
-    ] = False,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Submit every job in the given files; report rejected jobs, apply the rest."""
     scope = _read_scope(label, prefix, everything=everything) if prune else None
-    if scope is None and (label or prefix or everything):
-        refuse(
-            "--label" if label else "--prefix" if prefix else "--all",
-            "needs --prune",
-            "leave it out, or add --prune",
-        )
-    if has_exit_code and not dry_run:
-        refuse("--exit-code", "needs --dry-run", "leave it out, or add --dry-run")
-    _ensure_bulk_fits(bulk=bulk, prune=prune, dry_run=dry_run, events=events)
+    scoped = "--label" if label else "--prefix" if prefix else "--all"
+    for is_wrong, flag, problem, remedy in (
+        (not prune and (label or prefix or everything), scoped, "needs --prune", "leave it out, or add --prune"),
+        (has_exit_code and not dry_run, "--exit-code", "needs --dry-run", "leave it out, or add --dry-run"),
+        (bulk and prune, "--prune", "--bulk only creates jobs", "leave one out"),
+        (bulk and dry_run, "--dry-run", "cannot be combined with --bulk", "leave out --bulk; the checks are the same"),
+        (events and not bulk, "--events", "needs --bulk", "leave it out, or add --bulk"),
+    ):
+        if is_wrong:
+            refuse(flag, problem, remedy)
     sources = [*(files or ()), *(more or ())]
     if not sources:
         refuse("FILE", "is missing", "name a file of jobs, or - for standard input")
@@ -94,9 +92,9 @@ def apply(
         ended = True
     finally:
         # An interrupt does not undo the batches that are committed.
-        _print_pruned(pruned, dry_run=dry_run, verbose=verbose)
+        _print_pruned(pruned, dry_run=dry_run)
         if output is Output.TEXT:
-            _print_pending(done.pending, verbose=verbose)
+            _print_pending(done.pending)
         _print_load_result(done, pruned if prune else None, output, bulk=bulk, dry_run=dry_run, ended=ended)
     if done.rejected:
         raise typer.Exit(ExitCode.FAILED)
@@ -141,15 +139,6 @@ def parents_first(children: Sequence[Child]) -> list[JobText]:
         refused += [JobText(children[number].text.place, error) for number in sorted({*cycle})]
         parents = {number: needed - {*cycle} for number, needed in parents.items() if number not in cycle}
     return [*(children[number].text for number in TopologicalSorter(parents).static_order()), *refused]
-
-
-def _ensure_bulk_fits(*, bulk: bool, prune: bool, dry_run: bool, events: bool) -> None:
-    if bulk and prune:
-        refuse("--prune", "--bulk only creates jobs", "leave one out")
-    if bulk and dry_run:
-        refuse("--dry-run", "cannot be combined with --bulk", "leave out --bulk; the checks are the same")
-    if events and not bulk:
-        refuse("--events", "needs --bulk", "leave it out, or add --bulk")
 
 
 def _add(done: LoadResult, parts: Iterable[LoadResult]) -> None:
@@ -252,23 +241,22 @@ def _keys(tenant: str, scope: JobFilter) -> Iterator[str]:
             after = page.next_cursor
 
 
-def _print_pruned(keys: Sequence[str], *, dry_run: bool, verbose: bool) -> None:
+def _print_pruned(keys: Sequence[str], *, dry_run: bool) -> None:
     what = "would be deleted" if dry_run else "deleted"
-    if len(keys) > _LISTED and not verbose:
-        typer.echo(f"{len(keys):,} jobs {what}: -v lists them", err=True)
+    if len(keys) > _LISTED:
+        typer.echo(f"{len(keys):,} jobs {what}: -o json lists them", err=True)
         return
     for key in keys:
         typer.echo(f"{key}: {what}", err=True)
 
 
-def _print_pending(pending: Sequence[Pending], *, verbose: bool) -> None:
-    shown = pending if verbose else pending[:_LISTED]
-    for each in shown:
+def _print_pending(pending: Sequence[Pending]) -> None:
+    for each in pending[:_LISTED]:
         typer.echo(f"{each.key}: would be {each.change}d")
         for line in change_lines(each.fields):
             typer.echo(f"  {line}")
-    if len(shown) < len(pending):
-        typer.echo(f"{len(pending) - len(shown):,} more jobs would change: -v lists them", err=True)
+    if len(pending) > _LISTED:
+        typer.echo(f"{len(pending) - _LISTED:,} more jobs would change: -o json lists them", err=True)
 
 
 def _print_load_result(
