@@ -7,7 +7,7 @@ before the newest, so nothing on its way is refused. Services read these tables,
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Final, cast
+from typing import Annotated, Any, Final, cast
 
 import typer
 
@@ -254,16 +254,8 @@ def apply_topics(
     check_replication(replication)
     settings = Connections.load(replication=replication)
     config, names = settings.kafka_config(), Topics(settings.topic_prefix)
-    done = topics.apply_topics(
-        config,
-        names,
-        replication=settings.replication,
-        queues=_queues(queues, config, names),
-        tenants=_tenants(tenants, config, names),
-        outputs=settings.outputs_topic,
-        counts=_counts(settings),
-        dry_run=dry_run,
-    )
+    wanted = _wanted(settings, config, names, queues, tenants)
+    done = topics.apply_topics(config, names, replication=settings.replication, dry_run=dry_run, **wanted)
     print_result(done or ["nothing to do"], {"would_do" if dry_run else "done": done}, output)
 
 
@@ -271,14 +263,7 @@ def list_topics(queues: Queues = None, tenants: Tenants = None, output: OutputOp
     """List the topics and what `topics apply` would change."""
     settings = Connections.load()
     config, names = settings.kafka_config(), Topics(settings.topic_prefix)
-    found = topic_statuses(
-        config,
-        names,
-        queues=_queues(queues, config, names),
-        tenants=_tenants(tenants, config, names),
-        outputs=settings.outputs_topic,
-        counts=_counts(settings),
-    )
+    found = topic_statuses(config, names, **_wanted(settings, config, names, queues, tenants))
     document = [
         {
             "topic": each.topic.name,
@@ -301,18 +286,17 @@ def list_topics(queues: Queues = None, tenants: Tenants = None, output: OutputOp
     print_rows(("topic", "partitions", "copies", "apply"), rows, {"topics": document}, output)
 
 
-def _queues(given: list[str] | None, config: dict[str, str], names: Topics) -> list[str]:
-    named = joined(given)
-    return queues_with_topics(config, names) if named is None else queue_names(named)
-
-
-def _tenants(given: list[str] | None, config: dict[str, str], names: Topics) -> list[str]:
-    named, present = joined(given), tenants_with_topics(config, names)
-    return present if named is None else tenant_names(named, present)
-
-
-def _counts(settings: Connections) -> PartitionCounts:
-    return PartitionCounts(settings.runs_partitions, settings.events_partitions, settings.tenant_partitions)
+def _wanted(
+    settings: Connections, config: dict[str, str], names: Topics, queues: list[str] | None, tenants: list[str] | None
+) -> dict[str, Any]:
+    """Return the topics that an installation should have."""
+    queue, tenant, present = joined(queues), joined(tenants), tenants_with_topics(config, names)
+    return {
+        "queues": queues_with_topics(config, names) if queue is None else queue_names(queue),
+        "tenants": present if tenant is None else tenant_names(tenant, present),
+        "outputs": settings.outputs_topic,
+        "counts": PartitionCounts(settings.runs_partitions, settings.events_partitions, settings.tenant_partitions),
+    }
 
 
 def rotate(

@@ -13,7 +13,7 @@ import codecs
 import json
 import sys
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -79,11 +79,8 @@ def read_document(source: str, remedy: str) -> dict[str, object]:
 
 def read_bytes(source: str, path: str) -> bytes:
     """Return the content of a file; `-` is standard input."""
-    try:
-        with nullcontext(sys.stdin.buffer) if source == STANDARD_INPUT else Path(source).open("rb") as stream:
-            data = stream.read(MAX_DOCUMENT_BYTES + 1)
-    except OSError as error:
-        refuse(path, f"{source} cannot be read ({error.strerror})", "name a file, or - for standard input")
+    with _opened(source, path) as stream:
+        data = stream.read(MAX_DOCUMENT_BYTES + 1)
     if len(data) > MAX_DOCUMENT_BYTES:
         problem = f"{source} has more than {MAX_DOCUMENT_BYTES} bytes, the limit of one request"
         refuse(path, problem, "shorten it; `tidewheel apply` reads many jobs")
@@ -181,7 +178,7 @@ def _read_file(source: str) -> Iterator[JobText]:
 
 
 @contextmanager
-def _opened(source: str) -> Generator[BinaryIO]:
+def _opened(source: str, path: str = "FILE") -> Generator[BinaryIO]:
     if source == STANDARD_INPUT:
         yield sys.stdin.buffer
         return
@@ -189,7 +186,7 @@ def _opened(source: str) -> Generator[BinaryIO]:
         with Path(source).open("rb") as stream:
             yield stream
     except OSError as error:
-        refuse("FILE", f"{source} cannot be read ({error.strerror})", "name a file, or - for standard input")
+        refuse(path, f"{source} cannot be read ({error.strerror})", "name a file, or - for standard input")
 
 
 def _line(stream: BinaryIO, source: str) -> bytes:
