@@ -224,7 +224,7 @@ class Guard:
         if _OPEN.fullmatch(path):
             return "strangers"
         if given is not None and given.startswith(PREFIX):
-            return _key(given)
+            return read_key(given) or unauthorized("the API key is mistyped or incomplete; copy the whole key")
         return self._with_token(request, given, for_executors=_is_of_executors(request))
 
     def _with_token(self, request: Request, given: str | None, *, for_executors: bool) -> str | Response:
@@ -259,12 +259,6 @@ def _as_get(scope: Scope) -> Scope:
 
 def _is_of_executors(request: Request) -> bool:
     return _EXECUTORS.fullmatch(request.scope["path"]) is not None and request.method not in SAFE
-
-
-def _key(given: str) -> ApiKey | Response:
-    if (key := read_key(given)) is None:
-        return unauthorized("the API key is mistyped or incomplete; copy the whole key")
-    return key
 
 
 def _host(request: Request) -> str:

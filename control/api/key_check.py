@@ -90,21 +90,17 @@ class KeyUse:
 
     def __init__(self, stored: StoredKey, rate: float, now: float) -> None:
         self.stored, self.read_at, self.in_progress = stored, now, 0
-        self._bucket = Bucket(rate, now)
+        self.bucket = Bucket(rate, now)
 
     def renew(self, stored: StoredKey, rate: float, now: float) -> None:
         """Keep what was read again."""
         if stored.rate != self.stored.rate:
-            self._bucket.change(rate)
+            self.bucket.change(rate)
         self.stored, self.read_at = stored, now
 
     def wait(self, now: float) -> float:
         """Take a request from the rate; return 0, or the seconds after which one may follow."""
-        return 1.0 if self.in_progress >= _MOST_AT_ONCE else self._bucket.take(now)
-
-    def spend(self, requests: int) -> None:
-        """Take further requests from the rate, which may go into debt."""
-        self._bucket.spend(requests)
+        return 1.0 if self.in_progress >= _MOST_AT_ONCE else self.bucket.take(now)
 
 
 class KeyCheck:
@@ -146,7 +142,7 @@ class KeyCheck:
 
     def spend(self, use: KeyUse, requests: int) -> None:
         """Take further requests from the rates of a key and of its tenant: one was the work of many."""
-        use.spend(requests)
+        use.bucket.spend(requests)
         if use.stored.max_rate is not None and (bucket := self._tenants.get(use.stored.tenant)) is not None:
             bucket.spend(requests)
 

@@ -98,16 +98,12 @@ class TaskTokensApi:
         return document
 
 
-def _own() -> dict[bytes, str]:
-    return {schema.fingerprint: schema.text for schema in all_schemas()}
-
-
 @dataclass(frozen=True, slots=True)
 class SchemasApi:
     """Calls of consumers; `workers` look up schemas of other releases."""
 
     workers: Workers
-    _known: dict[bytes, str] = field(default_factory=_own)
+    _known: dict[bytes, str] = field(default_factory=lambda: {each.fingerprint: each.text for each in all_schemas()})
 
     def add_to(self, router: APIRouter) -> None:
         """Add the route."""

@@ -252,7 +252,8 @@ def add_route(
         headers: The names of further request headers, each with a description.
         sets: The names of headers of its answer, each with a description.
     """
-    parameters = [_in_path(name) for name in _IN_PATH.findall(re.sub(r":\w+\}", "}", path))]
+    named = _IN_PATH.findall(re.sub(r":\w+\}", "}", path))
+    parameters = [{"name": name, "in": "path", "required": True, "schema": _PATH_SCHEMAS[name]} for name in named]
     if query is not None:
         parameters += in_query(query)
     parameters += [
@@ -315,10 +316,6 @@ def openapi(app: FastAPI) -> dict[str, Any]:
         }
         app.openapi_schema = made
     return app.openapi_schema
-
-
-def _in_path(name: str) -> dict[str, Any]:
-    return {"name": name, "in": "path", "required": True, "schema": _PATH_SCHEMAS[name]}
 
 
 def _group(path: str) -> str:

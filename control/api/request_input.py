@@ -133,7 +133,7 @@ def read_query(request: Request, model: type[M], *, names: Collection[str] | Non
         if names is not None and name not in names:
             continue
         if _is_repeatable(model, name):
-            given[name] = (*_parts(given.get(name)), value)
+            given[name] = (*cast("Sequence[object]", given.get(name, ())), value)
         elif name in given:
             refuse(name, "is given twice", "send it once")
         else:
@@ -223,10 +223,6 @@ class Cursors:
 def _is_repeatable(model: type[StrictModel], name: str) -> bool:
     field = model.model_fields.get(name)
     return field is not None and get_origin(field.annotation) in {tuple, Mapping}
-
-
-def _parts(value: object) -> Sequence[object]:
-    return cast("Sequence[object]", value) if isinstance(value, tuple) else ()
 
 
 async def read_document(
