@@ -39,7 +39,7 @@ from tidewheel.control.cli.parser import argument, option, switch
 from tidewheel.control.instants import read_instant
 from tidewheel.errors import refuse
 from tidewheel.jobs.values import Key, Queue
-from tidewheel.nouns.operation import Call, Noun, Operation, Parameter, as_document, operations
+from tidewheel.nouns.operation import Call, Noun, Operation, Parameter, as_document, operations, participle
 from tidewheel.settings.connections import Connections
 
 _METAVARS: Mapping[Any, str] = {
@@ -115,7 +115,8 @@ class _Command:
         zone, tenant, output = given.get("timezone"), given.get("tenant", DEFAULT_TENANT), given["output"]
         arguments = {each.name: _value(each, flag, given[_variable(each)], zone) for each, flag in self._flagged()}
         self.prepare(arguments, given)
-        self._ensure_meant(given)
+        if self.declared.danger and not given["dry_run"] and not given["yes"]:
+            refuse("--yes", f"is missing: {self.declared.danger}", "try --dry-run, then add --yes")
         with self._call(tenant) as call:
             found = self.declared.call(self.noun, call, self.declared.checked(arguments))
             if arguments.get("dry_run") and self.table is not None:
@@ -126,10 +127,6 @@ class _Command:
     def _flagged(self) -> Sequence[tuple[Parameter, Flag]]:
         found = [(each, self.flags.get(each.name, Flag())) for each in self.declared.parameters]
         return [(each, flag) for each, flag in found if flag is not None]
-
-    def _ensure_meant(self, given: Mapping[str, object]) -> None:
-        if self.declared.danger and not given["dry_run"] and not given["yes"]:
-            refuse("--yes", f"is missing: {self.declared.danger}", "try --dry-run, then add --yes")
 
     @contextmanager
     def _call(self, tenant: str) -> Generator[Call]:
@@ -148,7 +145,7 @@ class _Command:
             print_document({"matched": found.matched, "at_least": found.at_least, "first": found.first}, output)
             return
         many = f"{'at least ' if found.at_least else ''}{found.matched:,}"
-        typer.echo(f"{table.noun}s that would be {self.declared.participle}: {many}")
+        typer.echo(f"{table.noun}s that would be {participle(self.declared.verb)}: {many}")
         if found.first:
             table.print(found.first)
 

@@ -38,7 +38,7 @@ from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.control.instants import typed_number
 from tidewheel.doors.address import query_with
 from tidewheel.errors import FieldError, InvalidInput, refuse
-from tidewheel.nouns.operation import Noun, Operation, Parameter, operations
+from tidewheel.nouns.operation import Noun, Operation, Parameter, operations, participle
 from tidewheel.nouns.works.operations import Work
 
 _LABELS = {"rate": "Rate limit (per second)"}
@@ -77,10 +77,11 @@ class Confirm:
             return no_change(f"{verb} {self.things}s?", back, f"No {self.things} matches any more.")
         danger, other = self._declared.danger is not None, self.other(connection, found.first)
         is_all = found.matched <= min(len(found.first), SAMPLE)
+        above = "The oldest:" if not is_all else f"All {number(found.matched)}:" if found.matched > 1 else ""
         again = "" if other is None else " again"
         return Dialog(
             f"{verb} {many}{again}?", f"{verb} {many}{again}", back, danger=danger,
-            will=(f"{self.sentence(found.first, is_all)} {_heading(found.matched, is_all=is_all)}".rstrip(),),
+            will=(f"{self.sentence(found.first, is_all)} {above}".rstrip(),),
             fields=(
                 *map(self._field, self._typed), *(confirmation(found.matched) if danger else ()),
                 *bound(found.matched, now),
@@ -106,7 +107,7 @@ class Confirm:
             refuse("", f"no {self.things} matches", "go back; it has perhaps been changed already")
         many, be = counted(result.matched, self.things, at_least=result.at_least), agreed(result.matched, "is", "are")
         to = urls("bulk_work", kind=self._declared.verb, id=result.work_id)
-        return Done(to, f"{many} {be} being {self._declared.participle}.")
+        return Done(to, f"{many} {be} being {participle(self._declared.verb)}.")
 
     @cached_property
     def _declared(self) -> Operation:
@@ -144,7 +145,7 @@ class Confirm:
             return ()
         these = f"these {number(matched)} are" if work.matched_count == matched > 1 else "the oldest of these is"
         progress = f"{number(work.processed)} of {number(work.matched_count)} done"
-        return (FieldError("", f"{these} already being {self._declared.participle}: {progress}", ""),)
+        return (FieldError("", f"{these} already being {participle(self._declared.verb)}: {progress}", ""),)
 
     def _back(self, query: TenantQuery, urls: Urls) -> str:
         page, name = self.one
@@ -154,11 +155,6 @@ class Confirm:
         given = query.model_dump(mode="json", exclude={"tenant", "id", *self.not_back}, exclude_defaults=True)
         flags = {name: str(value).lower() for name, value in given.items() if isinstance(value, bool)}
         return urls(self.back, **{**given, **flags})
-
-
-def _heading(many: int, *, is_all: bool) -> str:
-    """Return the words above the sample."""
-    return "The oldest:" if not is_all else f"All {number(many)}:" if many > 1 else ""
 
 
 def _value(each: Parameter, text: str | None) -> object:

@@ -30,9 +30,8 @@ from typing import (
 )
 from uuid import UUID
 
-from pydantic import Field, GetCoreSchemaHandler, SkipValidation, create_model
+from pydantic import Field, GetPydanticSchema, SkipValidation, create_model
 from pydantic.fields import FieldInfo
-from pydantic_core import CoreSchema
 
 from tidewheel.api_keys import Scope
 from tidewheel.errors import InvalidInput, refuse
@@ -89,15 +88,9 @@ class InDoors(NamedTuple):
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class InRequest:
-    """The type of a parameter that its request checks: doors only describe it."""
-
-    kind: Any
-
-    def __get_pydantic_core_schema__(self, _: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Return the schema of its type, which refuses nothing."""
-        return handler.generate_schema(Annotated[self.kind, SkipValidation])
+def InRequest(kind: Any) -> GetPydanticSchema:  # noqa: ANN401 - a type, as an annotation has it
+    """Describe a parameter by a type that its request checks: the schema for doors refuses nothing."""
+    return GetPydanticSchema(lambda _, handler: handler.generate_schema(Annotated[kind, SkipValidation]))
 
 
 class Page(list[T]):
@@ -198,11 +191,6 @@ class Operation:
     def verb(self) -> str:
         """The verb in the name of its method, such as `retry` of `retry_failed`."""
         return self.function.__name__.partition("_")[0]
-
-    @property
-    def participle(self) -> str:
-        """The past participle of its verb."""
-        return participle(self.verb)
 
     @property
     def summary(self) -> str:
