@@ -192,30 +192,27 @@ class ExecutorsApi:
 
     async def heartbeat_executor(self, request: Request) -> Response:
         """Renew a lease; return the attempts to stop."""
-        body, executor_id = await read_body(request, Heartbeat), _executor_id(request)
-        key_id = _key_id(request)
+        body = await read_body(request, Heartbeat)
         stops = await self._do(
-            request, lambda state: state.executors.heartbeat(executor_id, stopping=body.stopping, key_id=key_id)
+            request, lambda state, own, key_id: state.executors.heartbeat(own, stopping=body.stopping, key_id=key_id)
         )
         return as_json_response(Signals(tuple(stops)))
 
     async def claim_runs(self, request: Request) -> Response:
         """Claim runs."""
-        body, executor_id = await read_body(request, ClaimRequest), _executor_id(request)
-        key = _key(request)
-        claimed = await self._do(request, lambda state: self._claim(state, executor_id, body, key))
+        body, tenant = await read_body(request, ClaimRequest), _tenant(_key(request))
+        claimed = await self._do(request, lambda state, own, key_id: self._claim(state, own, body, key_id, tenant))
         return as_json_response(StartedAttempts(tuple(self._started(each, claimed) for each in claimed.started)))
 
     async def finish_attempts(self, request: Request) -> Response:
         """Record the outcomes of attempts."""
-        body, executor_id = await read_body(request, OutcomesRequest), _executor_id(request)
-        key_id = _key_id(request)
+        body = await read_body(request, OutcomesRequest)
         answers: dict[Fence, str] = {}
         left: Sequence[ReportedOutcome] = body.outcomes
         for tried in range(_TRIES):
             if tried:
                 await asyncio.sleep(_LOCKED_SECONDS)
-            answers |= await self._do(request, partial(_finish, executor_id, left, key_id))
+            answers |= await self._do(request, partial(_finish, left))
             left = [each for each in left if answers[each.fence] == "busy"]
             if not left or self.stop.requested():
                 break
@@ -225,15 +222,17 @@ class ExecutorsApi:
     async def unregister_executor(self, request: Request) -> Response:
         """Unregister an executor."""
         await read_body(request, Heartbeat)
-        executor_id, key_id = _executor_id(request), _key_id(request)
-        await self._do(request, lambda state: state.executors.leave(executor_id, key_id=key_id))
+        await self._do(request, lambda state, own, key_id: state.executors.leave(own, key_id=key_id))
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
-    async def _do(self, request: Request, work: Callable[[WorkerState], T]) -> T:
-        return await self.workers.do(work, _turn(_key(request), str(_executor_id(request))))
+    async def _do(self, request: Request, work: Callable[[WorkerState, UUID, str | None], T]) -> T:
+        """Do work of the executor in the address, with the id of the key that its call has shown."""
+        own, key = cast("UUID", request.path_params["executor_id"]), _key(request)
+        key_id = None if key is None else key.key_id
+        return await self.workers.do(lambda state: work(state, own, key_id), _turn(key, str(own)))
 
     def _claim(
-        self, state: WorkerState, executor_id: UUID, body: ClaimRequest, key: StoredKey | None
+        self, state: WorkerState, executor_id: UUID, body: ClaimRequest, key_id: str | None, tenant: str | None
     ) -> RemoteClaimResult:
         """Claim the runs whose messages a relay has signed. The others come by a sweep.
 
@@ -242,8 +241,7 @@ class ExecutorsApi:
         if body.runs:
             self.keys.refresh_aged(state.session, _KEYS_SECONDS)
         claims = [run.claim() for run in body.runs if run.is_accepted(self.check)]
-        min_age = self.settings.sweep if _tenant(key) is None else timedelta(0)
-        key_id = None if key is None else key.key_id
+        min_age = self.settings.sweep if tenant is None else timedelta(0)
         return state.executors.claim(RemoteClaim(executor_id, body.claim_id, claims, body.sweep, min_age, key_id))
 
     def _topics(self, body: Registration) -> tuple[RunTopic, ...]:
@@ -266,13 +264,9 @@ class ExecutorsApi:
 
 
 def _finish(
-    executor_id: UUID, reports: Sequence[AttemptReport], key_id: str | None, state: WorkerState
+    reports: Sequence[AttemptReport], state: WorkerState, executor_id: UUID, key_id: str | None
 ) -> dict[Fence, str]:
     return state.executors.finish(executor_id, reports, key_id=key_id)
-
-
-def _executor_id(request: Request) -> UUID:
-    return cast("UUID", request.path_params["executor_id"])
 
 
 def _key(request: Request) -> StoredKey | None:
@@ -283,11 +277,6 @@ def _key(request: Request) -> StoredKey | None:
 def _turn(key: StoredKey | None, executor: str) -> Turn:
     """Return the turn of a key's tenant; for the token of all, that of an executor."""
     return Turn(executor) if key is None else Turn(key.tenant, key.key_id)
-
-
-def _key_id(request: Request) -> str | None:
-    key = _key(request)
-    return None if key is None else key.key_id
 
 
 def _tenant(key: StoredKey | None) -> str | None:

@@ -301,19 +301,17 @@ class Pools:
         self, url: str, installation: Installation, *, threads: int, stop: Shutdown, replica: Replica | None = None
     ) -> None:
         self.replica = replica
-        self.executors = Workers(url, installation, threads=threads, stop=stop)
-        self.reports = Workers(url, installation, threads=_REPORT_THREADS, stop=stop)
-        self.strangers = Workers(url, installation, threads=_STRANGER_THREADS, stop=stop)
-        self.reads = Workers(url, installation, threads=_READ_THREADS, stop=stop, options=_READ_LIMIT)
-        self.lists = self.reads
-        if replica is not None:
-            self.lists = Workers(
-                url, installation, threads=_READ_THREADS, stop=stop, options=_READ_LIMIT, replica=replica
-            )
-        self.streams = Workers(url, installation, threads=_STREAM_THREADS, stop=stop, options=_STREAM_OPTIONS)
-        self.writes = Workers(url, installation, threads=_WRITE_THREADS, stop=stop)
-        self.keys = Workers(url, installation, threads=_KEY_THREADS, stop=stop)
-        self.probes = Workers(url, installation, threads=1, stop=stop)
+        some = partial(Workers, url, installation, stop=stop)
+        self.executors = some(threads=threads)
+        self.reports = some(threads=_REPORT_THREADS)
+        self.strangers = some(threads=_STRANGER_THREADS)
+        reads = partial(some, threads=_READ_THREADS, options=_READ_LIMIT)
+        self.reads = reads()
+        self.lists = self.reads if replica is None else reads(replica=replica)
+        self.streams = some(threads=_STREAM_THREADS, options=_STREAM_OPTIONS)
+        self.writes = some(threads=_WRITE_THREADS)
+        self.keys = some(threads=_KEY_THREADS)
+        self.probes = some(threads=1)
 
     def close(self) -> None:
         """Finish the work in progress, and close every connection."""
