@@ -243,9 +243,9 @@ def _skipping(job: JobDetail, seen: Seen) -> Lead | None:
     unfired = [each for each in seen.unfired if each.reason == SkipReason.OVERLAP]
     many = number(sum(each.occurrences for each in unfired) or len(skips), at_least=seen.more_unfired)
     took = max(filter(None, (between(run.started_at, run.finished_at) for run in seen.latest)), default=None)
-    why = reason_words(SkipReason.OVERLAP) + ("" if took is None else f". Runs take up to {duration(took)}")
     return Lead(
-        f"{many} runs skipped{' in the time shown' if unfired else ''}: {why}.", "trouble",
+        f"{many} runs skipped{' in the time shown' if unfired else ''}: {reason_words(SkipReason.OVERLAP)}.", "trouble",
+        why="" if took is None else f"Runs take up to {duration(took)}.",
         actions=(Action("Change schedule or overlap…", "job_edit", Scope.WRITE),),
     )  # fmt: skip
 

@@ -31,7 +31,7 @@ from tidewheel.nouns.jobs.versions import job_at
 from tidewheel.nouns.runs.model import PageFilter
 from tidewheel.nouns.runs.operations import Runs
 from tidewheel.nouns.runs.reads import list_runs
-from tidewheel.runs import DEAD_LETTERED, FINAL
+from tidewheel.runs import DEAD_LETTERED, FINAL, RunState
 from tidewheel.transitions.parents import read_neighbours
 
 _NEIGHBOURS = 12  # parents or children that are shown
@@ -96,15 +96,15 @@ class RunPage:
         log = part(read_output) if is_stored else None
         follows = picked is not None and is_stored and not is_over(run, picked)
         of_job: PageFilter = {"key": run.summary.key}
-        ended = run.summary.status in FINAL
-        read = part_of(connection, list_runs, caller.tenant, of_job, limit=_LATEST, counts=False) if ended else None
-        latest = () if read is None or isinstance(read, Failed) else read.runs
+        read = part_of(connection, list_runs, caller.tenant, of_job, limit=_LATEST, counts=False)
+        latest = () if isinstance(read, Failed) else read.runs
+        is_troubled = run.summary.status == RunState.RETRYING or is_stuck(run, now)
         return View(
             {
                 "now": now, "run": run, "summary": run.summary, "sentence": sentence,
-                "family": "bad" if run.status in DEAD_LETTERED else "trouble" if is_stuck(run, now) else "",
+                "family": "bad" if run.status in DEAD_LETTERED else "trouble" if is_troubled else "",
                 "timing": timing(run, now, or_else(log, None)), "thaw": part(read_thaw) if is_stored else None,
-                "is_final": ended, "able": part(read_able),
+                "is_final": run.summary.status in FINAL, "able": part(read_able),
                 "newest": run.attempts[: -_OPEN_ROWS - 1 : -1], "older": run.attempts[: -_OPEN_ROWS][::-1],
                 "payload": payload, "neighbours": neighbours,
                 "own": OWN if has_steps(run.checkpoint) else None,

@@ -28,7 +28,6 @@ from tidewheel.control.console.view import in_snapshot, page_now
 from tidewheel.control.console.words import agreed, counted, number, state, when
 from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.errors import refuse
-from tidewheel.jobs.values import format_timestamp
 from tidewheel.nouns.freezes.reads import freezes_of
 from tidewheel.nouns.runs.detail import RetryFacts, count_open_retries, read_retry_facts, show_run
 from tidewheel.nouns.runs.model import RunDetail
@@ -119,8 +118,6 @@ class RetryRun:
                 *((f"This run was retried already: {counted(done, 'new run')} followed.",) if done else ()),
                 *((_ALONE,) if run.workflow_run_id else ()),
             ),
-            stays=(f"This run stays as it is: {state(summary.status)} {format_timestamp(summary.finished_at)}.",)
-            if summary.finished_at else (),
             fields=(
                 Field("delay", "Delay (optional)", help=f"Such as 30s; without a delay it starts {begins}."), REASON
             ),

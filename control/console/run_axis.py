@@ -110,8 +110,7 @@ def timing(run: RunDetail, now: datetime, log: Log | None = None) -> Mapping[str
     slowest, longest = max(took.items(), key=itemgetter(1), default=("", timedelta(0)))
     return {
         "stages": stages, "begin": begin, "ruler": axis.ruler(end - begin), "total": end - begin,
-        "slowest": slowest if longest else "", "longest": longest,
-        "step": step if slowest.startswith("attempt") else None,
+        "slowest": slowest if longest else "", "step": step if slowest.startswith("attempt") else None,
         "left_out": left_out, "missing": [_NAMES[name] for name in passed if name not in known],
     }  # fmt: skip
 
