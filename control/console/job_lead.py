@@ -99,7 +99,7 @@ def read_lead(connection: Connection, caller: Caller, job: JobDetail, seen: Seen
         found = _handler_before(connection, caller, job, seen, waits)
     if found is None and (found := _overdue(seen)) is None and streak is not None:
         found = _failing(job, streak, _changes(connection, caller.tenant, job, streak))
-    found = found or _skipping(job, seen) or waits or Lead(_plain(seen))
+    found = found or _skipping(job, seen) or waits or _cancelling(seen) or Lead(_plain(seen))
     coming, next_at = _coming(job, seen)
     return found._replace(answer=f"{found.answer} {coming}".rstrip(), next_at=next_at)
 
@@ -160,6 +160,12 @@ def _waiting(seen: Seen) -> Lead | None:
     since = f"{'' if len(same) == 1 else ', oldest'} since {format_timestamp(_since(waits[-1]))}"
     answer = f"{many} waiting{since}: {words}." if words == why.words else f"{many} waiting {words}{since}."
     return Lead(answer, "trouble" if stuck else "", wait=why)
+
+
+def _cancelling(seen: Seen) -> Lead | None:
+    """Return the first line about runs that an open cancellation names."""
+    named = [run.why for run in seen.latest if run.why is not None and run.why.cancellation_id is not None]
+    return Lead(f"{_many(len(named), seen)} being cancelled.", wait=named[0]) if named else None
 
 
 def _handler_before(connection: Connection, caller: Caller, job: JobDetail, seen: Seen, waits: Lead) -> Lead:
