@@ -203,7 +203,9 @@ def test_dead_letter_shows_its_run_its_attempts_and_what_it_became(pages: ApiCli
     run = fail(pages.database)
     number = pages.database.value("SELECT id FROM dead_letters")
     path = f"/dead-letters/{number}"
-    text = shown(pages, path, "Failed after 1 attempt", "ValueError: no<", ">not redriven</span>", f'href="/runs/{run}"')
+    text = shown(
+        pages, path, "Failed after 1 attempt", "ValueError: no<", ">not redriven</span>", f'href="/runs/{run}"'
+    )
     place = done(posted(pages, link(text, "Redrive…")))
     work_off(pages.database)
     again = pages.database.value("SELECT redriven_run_id FROM dead_letters")
