@@ -338,8 +338,10 @@ def _on_the_axis(database: ClockedDatabase) -> None:
 def _waiting(database: ClockedDatabase, ids: Ids) -> None:
     database.submit("slow", queue="reports", retry={"max_attempts": 4}, overlap="allow_all")
     ids["running"] = database.begun("slow").run_id
+    later(database, 0.001)  # ids of one millisecond have no order
     retried = database.begun("slow")
     database.requeue(retried, AttemptOutcome.FAILED, timedelta(minutes=90))
+    later(database, 0.001)
     ids["retrying"], ids["queued"] = retried.run_id, database.trigger("slow")
 
 
