@@ -229,6 +229,9 @@ def trigger_document(
     **options: Unpack[TriggerOptions],
 ) -> dict[str, object]:
     """Return the request that these arguments describe."""
+    if unknown := options.keys() - TriggerOptions.__annotations__.keys():
+        message = f"a trigger has no option {min(unknown)!r}"
+        raise TypeError(message)
     delay, run_at = options.get("delay"), options.get("run_at")
     given: dict[str, object] = {
         **options,
