@@ -157,7 +157,7 @@ def vacuum(connection: Conn, tables: Sequence[str]) -> None:
 def _versions(
     tenant: str, job: Mapping[str, Json], key: str
 ) -> tuple[Mapping[str, object], str, str, Callable[[UUID, str], bytes]]:
-    """Return a job's schedule, its policy, what executors need for it, and what encodes it for another id and key."""
+    """Return the schedule, the policy, the handler and the encoder of a job's definition."""
     request = parse_request({"type": "job.submit", "job": job})
     assert isinstance(request, JobSubmit)
     spec = request.job
