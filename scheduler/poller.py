@@ -150,7 +150,7 @@ class TimerPoller:
         return 0.0 if fired else min(self._settings.scheduler_poll.total_seconds(), _BUSY_SECONDS)
 
     def _drain_backlog(self, ahead: timedelta, marks: LowWaterMarks[int], rotation: ShardRotation) -> int:
-        """Fire batches on both connections for `_DRAIN_SECONDS`, or until the rotation is over; count the timers."""
+        """Fire batches on both connections until the rotation or its time is over; count the timers."""
         until = monotonic_seconds() + _DRAIN_SECONDS
         drain = partial(self._drain, ahead=ahead, marks=marks, rotation=rotation, until=until)
         one, other = self._widths
