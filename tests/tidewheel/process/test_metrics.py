@@ -20,8 +20,16 @@ def written() -> Iterator[tuple[str, str, int]]:
     for folder in ("tidewheel", *LINKED):
         for path in real_files(folder, "*.py"):
             text = path.read_text(encoding="utf-8")
-            for node in ast.walk(ast.parse(text)) if "metrics" in text else ():
+            nodes = list(ast.walk(ast.parse(text))) if "metrics" in text else []
+            counting = {
+                node.name
+                for node in nodes
+                if isinstance(node, ast.FunctionDef) and node.args.args and node.args.args[0].arg == "metric"
+            }
+            for node in nodes:
                 match node:
+                    case ast.Call(func=ast.Name(id=own), args=[ast.Constant(value=str(name)), *_]) if own in counting:
+                        yield "count", name, 0
                     case (
                         ast.Call(
                             func=ast.Attribute(value=ast.Name(id="metrics"), attr=way),
