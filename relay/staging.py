@@ -48,7 +48,7 @@ _CALM_SECONDS = 5.0  # between two counts while the credit suffices
 _TRICKLE_SECONDS = 30.0  # where fewer than _FEW were published since
 _OPEN_SECONDS = 0.25  # between two counts while it does not
 _HELD_SECONDS = 0.1
-_GROWING_SECONDS = 0.02  # after one that has made the window larger
+_GROWING_SECONDS = 0.02  # after one that has made the window larger, or may have been too early
 _YOUNG_SECONDS = 0.05  # while the window is small
 _YOUNG_ROWS = 1000
 _STANDSTILL_SECONDS = 1.0  # the longest pause while no executor claims; the sweep serves a free slot by then
@@ -199,7 +199,7 @@ class Window:
         self._credit, self._credited_at = _CREDIT_ROWS, now
         self._counted_at = now
         self._strained = False  # at the last count runs had waited for long
-        self._grows = False  # at the last count the window became larger
+        self._grows = False  # the last count made the window larger, or may have been too early
         self._standstill = 0  # counts in a row that found no room, and nothing claimed since the one before
 
     def room(self) -> int:
@@ -272,7 +272,7 @@ class Window:
         else:
             quick = recorded > 0 and (ended >= recorded / 2 or published * running / recorded > slots)
             self.size = _next_size(before, published, _total(left), age, executors, share=share, held=held, quick=quick)
-        # Of runs that left a moment ago the count may have been too early.
+        # Runs that left a moment ago may have been counted too early.
         self._grows = self.size > before or (0.0 < age < _SHORT_SECONDS)
         stands = recorded == len(self.unclaimed) and not self.room()
         self._standstill = min(self._standstill + 1, _MOST_DOUBLINGS) if stands else 0
@@ -304,7 +304,8 @@ def _next_size(
         return max(int(size * 0.7), least)
     full = published > 0 and (held or published >= size)
     if quick and published >= size / 2 and age < _SHORT_SECONDS and unclaimed <= size / 8:
-        # Most are over, so more than free slots took them. Four times as many take a fraction of a second.
+        # More than free slots took them: most are over, or more run than slots exist. Four times as many take a
+        # fraction of a second.
         return min(max(size * 4, least), MOST)
     if full and age < _SHORT_SECONDS and unclaimed <= size / 2:
         return min(max(int(size * 1.5), least), MOST)

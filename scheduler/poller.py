@@ -7,8 +7,8 @@ An id begins with its job's bucket, so the rows of one shard lie next to each ot
 shards touches a thirtieth of the pages that a batch out of sixty-four does. Without a backlog all shards share a batch,
 so that no shard waits for another.
 
-Of a batch of a few dozen timers each costs twice as much as of a thousand. So timers gather in the last quarter of the
-lookahead, and all that have come into it fire together.
+A timer costs twice as much in a batch of a few dozen as in one of a thousand. So timers gather while they are in the
+farthest quarter of the lookahead, and all that have come into it fire together.
 """
 
 import logging
@@ -41,7 +41,7 @@ _MISSED_FRACTION = 4  # missed timers get this fraction of a batch, since each c
 _DRAIN_SECONDS = 0.25  # of one drain; then the scheduler does its other duties
 _SINGLE_SECONDS = 5.0  # on one connection after the second one could not be opened
 _BUSY_SECONDS = 0.05  # pause when timers are due but all are locked: their transactions end soon
-_GATHER_FRACTION = 4  # of the lookahead may pass while timers come into it, so that they fire together
+_GATHER_FRACTION = 4  # one part in so many of the lookahead passes while timers come into it
 _DUE_NOW_PER_SHARD = 4  # timers of each shard that are due by now and fire before a drain
 _NOW = timedelta(0)
 

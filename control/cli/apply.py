@@ -244,7 +244,7 @@ def _keys(tenant: str, scope: JobFilter) -> Iterator[str]:
 def _print_pruned(keys: Sequence[str], *, dry_run: bool) -> None:
     what = "would be deleted" if dry_run else "deleted"
     if len(keys) > _LISTED:
-        typer.echo(f"{len(keys):,} jobs {what}: -o json lists them", err=True)
+        typer.echo(f"{len(keys):,} jobs {what}{': -o json lists them' if dry_run else ''}", err=True)
         return
     for key in keys:
         typer.echo(f"{key}: {what}", err=True)

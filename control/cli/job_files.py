@@ -179,10 +179,10 @@ def _read_file(source: str) -> Iterator[JobText]:
 
 @contextmanager
 def _opened(source: str, path: str = "FILE") -> Generator[BinaryIO]:
-    if source == STANDARD_INPUT:
-        yield sys.stdin.buffer
-        return
     try:
+        if source == STANDARD_INPUT:
+            yield sys.stdin.buffer
+            return
         with Path(source).open("rb") as stream:
             yield stream
     except OSError as error:

@@ -165,7 +165,9 @@ def _waiting(seen: Seen) -> Lead | None:
 def _cancelling(seen: Seen) -> Lead | None:
     """Return the first line about runs that an open cancellation names."""
     named = [run.why for run in seen.latest if run.why is not None and run.why.cancellation_id is not None]
-    return Lead(f"{_many(len(named), seen)} being cancelled.", wait=named[0]) if named else None
+    if not named:
+        return None
+    return Lead(f"{counted(len(named), 'run', at_least=len(named) == LATEST)} being cancelled.", wait=named[0])
 
 
 def _handler_before(connection: Connection, caller: Caller, job: JobDetail, seen: Seen, waits: Lead) -> Lead:

@@ -23,7 +23,7 @@ from tidewheel.nouns.runs.model import RunSummary
 from tidewheel.nouns.runs.reads import read_runs
 from tidewheel.postgres.session import Conn, read_rows
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import SCHEDULED, Move, RunState, sources
+from tidewheel.runs import FINAL, SCHEDULED, Move, RunState, sources
 
 _SQL = Statements("tidewheel.control")
 
@@ -107,7 +107,8 @@ def read_activity(
         "list[tuple[int, str, int, int]]", connection.execute(_SQL["read_activity"], columns, binary=True).fetchall()
     )
     for place, state, runs, of_rows in rows:
-        counts[place][state] = runs
+        if state in FINAL:  # a row of a later release may have another
+            counts[place][state] = runs
         looked_at += of_rows
     bins = [ActivityBin(begin, **by_state) for begin, by_state in zip(edges[:-1], counts, strict=True)]
     if not stages:

@@ -124,12 +124,21 @@ def test_failed_claim_is_retried_before_later_messages(executing: Executing) -> 
 def test_outcomes_wait_no_longer_than_the_burst(executing: Executing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(completer, "_DEFER_SECONDS", 3600.0)
     monkeypatch.setattr(consume, "_BURST_CLAIMS", 2)
+    bursts: list[None] = []
+    defer = completer.Completer._defer_to_claims
+
+    def deferring(writer: completer.Completer) -> None:
+        bursts.append(None)
+        defer(writer)
+
+    monkeypatch.setattr(completer.Completer, "_defer_to_claims", deferring)
     executing.with_topics()
     with executing.running(slots=2, **NO_SWEEP):
         for _ in range(2):
             runs = [executing.trigger("acts.echo", number) for number in range(100)]
             executing.publish(*runs)
             assert {executing.ended(run_id).state for run_id in runs} == {"succeeded"}
+    assert bursts
 
 
 @pytest.mark.landing

@@ -27,7 +27,7 @@ _LOG = logging.getLogger("tidewheel.process.service")
 
 _FIRST_PAUSE_SECONDS = 0.1
 _COLLECT_SECONDS = 10.0
-_FULL_COLLECTION = 30  # one collection in so many is of all objects but those loaded at first
+_COLLECT_ALL_SECONDS = 300.0  # all objects but those loaded at first
 _COLLECT_GROWTH_BYTES = 16 << 20  # of the process since the last collection: then the collector does not wait
 _CHECK_GROWTH_SECONDS = 1.0
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # Source: malloc.h of glibc; mallopt(3)
@@ -94,8 +94,8 @@ def tune_garbage_collector() -> None:
 
     A batch's objects are freed by their reference counts. Python's default, a scan each 700 objects, took half of a
     busy executor's time, and one each second 3 us a run. The collector runs by count (50,000) and by time. A few
-    objects in a cycle can hold megabytes, so it also runs within a second when the process has grown. Each few minutes
-    it scans what survived before: the objects of a failed connection that were in use at a scan.
+    objects in a cycle can hold megabytes, so it also runs within a second when the process has grown. Every five
+    minutes it scans what survived before: the objects of a failed connection that were in use at a scan.
     """
     gc.collect()
     gc.freeze()
@@ -106,11 +106,12 @@ def tune_garbage_collector() -> None:
 def _collect() -> None:
     never = threading.Event()
     due, size = monotonic_seconds() + _COLLECT_SECONDS, _resident_bytes()
-    collections = 0
+    all_due = due + _COLLECT_ALL_SECONDS
     while not never.wait(_CHECK_GROWTH_SECONDS):
         if monotonic_seconds() >= due or _resident_bytes() > size + _COLLECT_GROWTH_BYTES:
-            collections += 1
-            gc.collect(2 if collections % _FULL_COLLECTION == 0 else 1)
+            collects_all = monotonic_seconds() >= all_due
+            gc.collect(2 if collects_all else 1)
+            all_due += _COLLECT_ALL_SECONDS if collects_all else 0
             due, size = monotonic_seconds() + _COLLECT_SECONDS, _resident_bytes()
 
 

@@ -58,7 +58,7 @@ class SchedulerSettings(Connections):
         timedelta(seconds=5),
         ge=timedelta(0),
         le=timedelta(seconds=60),
-        description="runs are written at most this long before they are due, and at least three quarters of it",
+        description="runs are written at most this long before they are due",
     )
     fire_batch: int = Field(2000, ge=1, le=20000, description="most timers taken in one transaction")
     scheduler_poll: Duration = Field(

@@ -261,7 +261,7 @@ def test_cycle_that_survived_collections_while_in_use_is_freed() -> None:
     done = run_program("""
         import gc, threading, weakref
         from tidewheel.process import service
-        service._COLLECT_SECONDS = service._CHECK_GROWTH_SECONDS = 0.01
+        service._COLLECT_SECONDS = service._CHECK_GROWTH_SECONDS = service._COLLECT_ALL_SECONDS = 0.01
         service.tune_garbage_collector()
         class Failed:
             def __init__(self):
