@@ -46,7 +46,7 @@ REJECTED = [
     pytest.param(b'{"type": "job.submit", "job": {"key": "a"}, "job": 1}', "job", "twice", id="a name given twice"),
     pytest.param(job(retry={"max_attempts": "5"}), "job.retry.max_attempts", "", id="a wrong type"),
     pytest.param(job(scedule="manual"), "job.scedule", "schedule", id="an unknown field"),
-    pytest.param(b'{"type": "job.trigger", "key": "a", "lane": "batch"}', "lane", "in the job", id="a field of the job"),
+    pytest.param(
         b'{"type": "job.trigger", "key": "a", "lane": "batch"}', "lane", "write it in the job", id="a field of the job"
     ),
     pytest.param(job(priority=10), "job.priority", "9 goes first", id="a priority out of bounds"),
