@@ -208,7 +208,7 @@ class HoldBack:
 
 
 def _find_unclaimed(connection: Conn, window: Window, handlers: list[str] | None) -> tuple[list[bytes], int, int]:
-    """Return the recorded runs that can still be claimed by message, and the numbers of running and ended ones."""
+    """Return the recorded runs that can still be claimed by message, and how many run or are over."""
     keys = {run_id: key for key in window.unclaimed if (run_id := _run_id_of(key)) is not None}
     if not keys:
         return [], 0, len(window.unclaimed)
