@@ -125,7 +125,7 @@ def test_outcomes_wait_no_longer_than_the_burst(executing: Executing, monkeypatc
     monkeypatch.setattr(completer, "_DEFER_SECONDS", 3600.0)
     monkeypatch.setattr(consume, "_BURST_CLAIMS", 2)
     bursts: list[None] = []
-    defer = completer.Completer._defer_to_claims
+    defer = completer.Completer._defer_to_claims  # pyright: ignore[reportPrivateUsage]
 
     def deferring(writer: completer.Completer) -> None:
         bursts.append(None)
