@@ -111,8 +111,8 @@ def _collect() -> None:
         if monotonic_seconds() >= due or _resident_bytes() > size + _COLLECT_GROWTH_BYTES:
             collects_all = monotonic_seconds() >= all_due
             gc.collect(2 if collects_all else 1)
-            all_due += _COLLECT_ALL_SECONDS if collects_all else 0
             due, size = monotonic_seconds() + _COLLECT_SECONDS, _resident_bytes()
+            all_due = due + _COLLECT_ALL_SECONDS if collects_all else all_due
 
 
 def _resident_bytes() -> int:

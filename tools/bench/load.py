@@ -16,7 +16,7 @@ from psycopg.types.json import Jsonb
 from tidewheel.ids import bucket_of, job_id, shard_of
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.requests import JobSubmit
-from tidewheel.jobs.spec import JobSpec, policy_document, schedule_document
+from tidewheel.jobs.spec import policy_document, schedule_document
 from tidewheel.jobs.strict_json import Json, canonical
 from tidewheel.postgres.session import Conn
 from tidewheel.schedules.zones import tzdata_version
@@ -84,7 +84,7 @@ def load_jobs(connection: Conn, installation: Installation, load: Load, due_at: 
         **({"end_at": end_at.isoformat()} if end_at else {}),
         **({"retry": dict(load.retry)} if load.retry else {}),
     }
-    owners = [(tenant, *_versions(tenant, {**job, "priority": priority}, key)) for tenant, priority in load.owners]
+    owners = [(tenant, *_job(tenant, {**job, "priority": priority}, key)) for tenant, priority in load.owners]
     document = {**owners[0][1], "anchor_fires": True}
     interval_us = int(every.total_seconds() * 1e6)
 
@@ -154,29 +154,24 @@ def vacuum(connection: Conn, tables: Sequence[str]) -> None:
     connection.autocommit = before
 
 
-def _versions(
-    tenant: str, job: Mapping[str, Json], key: str
+def _job(
+    tenant: str, job: Mapping[str, Json], own_key: str
 ) -> tuple[Mapping[str, object], str, str, Callable[[UUID, str], bytes]]:
     """Return the schedule, the policy, the handler and the encoder of a job's definition."""
     request = parse_request({"type": "job.submit", "job": job})
     assert isinstance(request, JobSubmit)
     spec = request.job
-    handler, definition = _definitions(spec, tenant, key)
-    return schedule_document(spec), canonical(policy_document(spec)).decode(), handler, definition
-
-
-def _definitions(spec: JobSpec, tenant: str, own_key: str) -> tuple[str, Callable[[UUID, str], bytes]]:
-    """Return what executors need for a job, and what encodes it for another id and key."""
     own_id = str(job_id(tenant, own_key))
     record = definition_record(spec, tenant=tenant, job_id=own_id, job_version=1, job_key=own_key)
     encoded = encode(record)
     assert (encoded.count(own_id.encode()), encoded.count(own_key.encode())) == (1, 1), encoded
 
     def definition(job: UUID, key: str) -> bytes:
+        """Return the definition with another id and key."""
         assert len(key) == len(own_key)  # the encoded lengths stay
         return encoded.replace(own_id.encode(), str(job).encode()).replace(own_key.encode(), key.encode())
 
-    return needs(record.target), definition
+    return schedule_document(spec), canonical(policy_document(spec)).decode(), needs(record.target), definition
 
 
 def _key(prefix: str, number: int) -> str:

@@ -13,7 +13,7 @@ from tidewheel.nouns.operation import Noun, fields_of, operation
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 
-_READ_FROZEN_TIMERS = Statements("tidewheel.nouns.freezes")["read_frozen_timers"]
+_SQL = Statements("tidewheel.nouns.freezes")
 _FREEZES = "/api/v1/freezes"
 _DUE = 1000  # timers of each shard: more are due only without a scheduler
 
@@ -38,7 +38,7 @@ def preview_thaw(connection: Conn, scope: FrozenScope, *, only: str | None = Non
     columns = {**scope_columns(scope), "only": only, "limit": MAX_JOBS + 1, "look": _DUE}
     if connection.execute(FIND_FREEZE, columns).fetchone() is None:
         raise UnknownFreeze(next((name for name in ("key_prefix", "labels", "queue") if getattr(scope, name)), "scope"))
-    return resumption(connection, _READ_FROZEN_TIMERS, columns, "freeze")
+    return resumption(connection, _SQL["read_frozen_timers"], columns, "freeze")
 
 
 class Freezes(Noun):
