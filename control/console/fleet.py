@@ -29,6 +29,7 @@ from tidewheel.control.reads.fleet import (
     list_runs_of,
     list_shards,
     read_status,
+    use_of,
 )
 from tidewheel.postgres.replica import Replica
 
@@ -107,6 +108,7 @@ class FleetPage:
                 "slots": sum(each.executor.slots for each in live), "query": query,
                 "opened": opened, "shards": shards, "shard_count": self.shards,
                 "replica": self.replica and self.replica.state,
+                "use": {queue: _use(live, queue) for each in live for queue in each.executor.queues},
                 "owned": owned, "late_after": _LATE, "orphans": self.shards - owned.total(),
                 "services": [each for each in services if each.role != "executor"],
                 "diagnosis": self.doctor.last() if is_admin else None,
@@ -154,6 +156,12 @@ def _rows(connection: Connection, services: Sequence[Service], find: str | None)
         if find is None or find in {each.name, str(each.executor_id), *each.queues, *each.handlers}
     ]
     return sorted(found, key=lambda each: (not each.is_unusual, each.executor.name))
+
+
+def _use(live: Sequence[Row], queue: str) -> str:
+    """Return the use of the slots of a queue in words."""
+    serving = [each for each in live if queue in each.executor.queues and not each.executor.stopping]
+    return use_of([each.executor for each in serving], {each.executor.executor_id: each.busy for each in serving}).words
 
 
 def _row(each: ExecutorSummary, busy: int, known: dict[UUID, Service], usual: str | None) -> Row:

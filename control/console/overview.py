@@ -16,8 +16,8 @@ from tidewheel.control.api.answers import fleet_of
 from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import TenantQuery
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.axis import Axis, Window, axis
-from tidewheel.control.console.grid import OVERVIEW
+from tidewheel.control.console.axis import GRID, Axis, Window, axis
+from tidewheel.control.console.grid import NARROW as PITCH
 from tidewheel.control.console.jobs import Row, in_order, problems, row_of
 from tidewheel.control.console.sentences import wait_label
 from tidewheel.control.console.tide import NARROW, WIDE, Counts, Span, Tide, sentence, tide
@@ -25,9 +25,9 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, of_all_tenants, or_else, page_now, part, part_of, read_filters
 from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.control.explain.month import job_bins
-from tidewheel.control.reads.causes import Need, with_slots
+from tidewheel.control.reads.causes import RECOVERED, Need, with_slots
 from tidewheel.control.reads.findings import Severity
-from tidewheel.control.reads.fleet import count_runs
+from tidewheel.control.reads.fleet import able_executors
 from tidewheel.control.reads.overview import Now, read_now_of
 from tidewheel.control.reads.workload import (
     ActivityFigures,
@@ -46,7 +46,7 @@ from tidewheel.nouns.runs.model import PageFilter
 from tidewheel.nouns.runs.reads import list_runs, read_runs
 from tidewheel.runs import FINAL
 
-_NEEDS = 5  # or one more, which would take as much room as the line of the further ones
+_NEEDS = 6  # or one more, which would take as much room as the line of the further ones
 _SMALLER = 6  # further needs in one line
 _BACKLOGS = 8
 _JOBS, _LOOKED_AT = 12, 50  # jobs that are shown, and that are looked at
@@ -78,7 +78,7 @@ class OverviewPage:
         """Read each part by itself: one that fails leaves the others."""
         query, _ = read_filters(request, OverviewQuery)
         now = page_now(connection)
-        along = axis(Window(query.window), now, whole=True, grid=True)
+        along = axis(Window(query.window), now, whole=True, windows=GRID)
         along = replace(along, edges=[begin_of(along.begin), *along.edges[1:]])  # figures are of 5 seconds
         ahead = [along.now, *along.edges[along.behind + 1 :]]
         found = part(lambda: self._present(connection, caller, along, Stage[query.stage.upper()]))
@@ -100,7 +100,7 @@ class OverviewPage:
                 "hour_ago": format_timestamp(begin_of(now - _HOUR)), "windows": _WINDOWS, "stages": STAGES,
                 "title": _title(here, steps, failed, sees_all=caller.sees_fleet), "query": query,
                 "plot": _plot(along, figures, upcoming, urls, frozen),
-                "was_frozen": any(until > now - _HOUR for _, until, _ in frozen), "pitch": OVERVIEW,
+                "was_frozen": any(until > now - _HOUR for _, until, _ in frozen), "pitch": PITCH,
                 "late": _late(along, figures, query.stage), "waiting": sum(each.count for each in backlogs),
                 "backlogs": backlogs[:_BACKLOGS], "left_out": len(backlogs) - _BACKLOGS,
                 "since": format_timestamp(along.begin), "upcoming": upcoming, "jobs": jobs, "along": along,
@@ -122,8 +122,10 @@ class OverviewPage:
                 lambda: read_now_of(reading, tenant, self.shards, fleet, sees_slots=sees, as_of=now, open_runs=found)
             )
         if isinstance(here, Now) and fleet is not None:
-            runs = partial(of_all_tenants, connection, count_runs)
-            here = replace(here, findings=with_slots(here.findings, found.waiting, fleet, runs))
+            needs = with_slots(
+                here.findings, found.waiting, lambda *of: of_all_tenants(connection, able_executors, *of)
+            )
+            here = replace(here, findings=needs)
         return here, found, figures
 
 
@@ -140,18 +142,18 @@ def _jobs(
     connection: Connection, caller: Caller, needs: Sequence[Need], backlogs: Sequence[Backlog], along: Axis
 ) -> Jobs:
     """Return jobs with something to draw: failing ones, those of the oldest waiting runs, the first keys."""
-    failing = [need.job_id for need in needs if need.job_id is not None]
+    failing = {need.job_id: need.words != RECOVERED for need in needs if need.job_id is not None}
     with connection.snapshot() as reading:
         waiting = [run.job_id for run in read_runs(reading, [each.oldest_run_id for each in backlogs])]
         unwell = jobs_of(reading, caller.tenant, [*dict.fromkeys((*failing, *waiting))][:_JOBS])
         page = list_jobs(reading, caller.tenant, limit=_LOOKED_AT, counts=False)
         found = list({job.job_id: job for job in (*unwell, *page.jobs)}.values())
         bins = job_bins(reading, found, along.edges, along.behind)
-        rows = in_order([row_of(job, bins[job.job_id], OVERVIEW, along, None) for job in found])
+        marked = [job for job, fails in failing.items() if fails]
+        rows = in_order([row_of(job, bins[job.job_id], PITCH, along, marked) for job in found])
         drawn = [row for row in rows if row.strip.paths]
-        known = {need.job_id: ("", need.evidence) for need in needs if need.kind == "failing_job" and need.job_id}
-        others = [row for row in drawn[:_JOBS] if row.job.job_id not in known]
-        whys = {**known, **problems(reading, caller.tenant, others)}
+        others = [row for row in drawn[:_JOBS] if row.job.job_id not in failing]  # their needs have the errors
+        whys = problems(reading, caller.tenant, others)
     return Jobs(drawn[:_JOBS], whys, len(rows) - len(drawn), page.next_cursor is None and len(drawn) <= _JOBS)
 
 
@@ -232,7 +234,7 @@ def _title(here: Now | Failed, steps: int | Failed, failed: Sequence[Failed], *,
 
 
 class Lines(NamedTuple):
-    """The medians, bars from there to the 99th percentiles, rules at powers of ten, both figures."""
+    """The medians, bars up to the 99th percentiles, rules at powers of ten, both figures."""
 
     height: int
     p50: str
@@ -254,7 +256,7 @@ def lateness_lines(along: Axis, p50: Sequence[float | None], p99: Sequence[float
 
     step = LATENESS_WIDTH / along.behind
     rules = [(y(10.0**power), duration(timedelta(seconds=10.0**power))) for power in range(low, high + 1)]
-    half = [(at * step, y(each)) for at, each in enumerate(p50) if each is not None]
-    most = [(at * step, y(each)) for at, each in enumerate(p99) if each is not None]
-    spans = [f"M{x + step / 2:.1f} {floor}V{top}" for (x, floor), (_, top) in zip(half, most, strict=False)]
-    return Lines(height, "".join(f"M{x:.1f} {at}h{step:.1f}" for x, at in half), "".join(spans), rules)
+    pairs = [(at, p50[at - 1] if at else None, each) for at, each in enumerate(p50) if each is not None]
+    line = [f"{'M' if before is None else 'L'}{at * step:.1f} {y(each)}h{step:.1f}" for at, before, each in pairs]
+    bars = [f"M{(at + 0.5) * step:.1f} {rules[0][0]}V{y(each)}" for at, each in enumerate(p99) if each is not None]
+    return Lines(height, "".join(line), "".join(bars), rules)

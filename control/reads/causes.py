@@ -1,7 +1,7 @@
 """Find what needs a person: one need for one cause, the one that hurts the most runs first."""
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Literal, cast
@@ -11,7 +11,7 @@ from psycopg.rows import class_row
 from pydantic import Field
 
 from tidewheel.control.reads.findings import Finding, Severity
-from tidewheel.control.reads.fleet import LETTERS, FleetStatus, age_text, freeze_text
+from tidewheel.control.reads.fleet import LETTERS, AbleExecutors, FleetStatus, age_text, freeze_text
 from tidewheel.control.reads.json_form import one_of
 from tidewheel.control.reads.waits import WaitCode
 from tidewheel.control.reads.workload import Waiting, long_held, read_upcoming
@@ -30,7 +30,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY = timedelta(days=1)
 _IN_A_ROW = 3
 _FAILURES = 1000  # of the last day that are looked at
-_RUNS = 100  # of a job that are looked at
+_RUNS, _RECENT = 100, 10  # ends of a job that are looked at, and that decide whether it fails
 _OVERDUE = timedelta(seconds=1)  # as gauges and the fleet count timers
 _LATE = timedelta(seconds=30)
 _SET_ASIDE = 20
@@ -40,6 +40,8 @@ _LONG_WAIT = timedelta(minutes=5)  # for an executor, or until a backlog is work
 _BACKLOG = 100  # runs: fewer are no backlog
 _MISSING = frozenset({WaitCode.NO_EXECUTOR, WaitCode.NO_HANDLER, WaitCode.NO_TARGET})
 _LIMITS = frozenset({WaitCode.TENANT, WaitCode.TENANT_RATE, WaitCode.KEY, WaitCode.ORDER})
+RECOVERED = "recovered"
+"""The words of a job that failed within the last hour, but not in its newest runs."""
 _OF_TENANTS = frozenset({"handlers", "fairness", "freezes"})
 """The checks whose findings are about runs of each tenant: the needs of a tenant are read from its own rows."""
 
@@ -166,6 +168,7 @@ class Causes:
         columns: dict[str, object] = {
             "tenant": self.tenant, "first_id": first_run_id(day), "since": day, "hour": self.since,
             "failed": self.failed, "look": _FAILURES, "least": _IN_A_ROW, "runs": _RUNS,
+            "recent": _RECENT,
         }  # fmt: skip
         for job in read_rows(self.connection, class_row(_Failing), _SQL["find_failing_jobs"], columns):
             error = job.error_type or ("timed out" if job.state == RunState.TIMED_OUT else "no error recorded")
@@ -248,15 +251,9 @@ class Causes:
 def _by_harm(need: Need) -> tuple[object, ...]:
     """Return the place of a need; a missing service hurts all runs, and a band of its own names a freeze."""
     newest = need.latest or need.since or _EPOCH
-    is_fleet, is_error = need.kind == "fleet", need.severity == Severity.ERROR
-    return (
-        need.kind == "freeze",
-        not (is_fleet and is_error),
-        not is_error,
-        not is_fleet,
-        -need.hurt,
-        -newest.timestamp(),
-    )
+    is_error = need.severity == Severity.ERROR
+    is_past, is_fleet_error = need.words == RECOVERED, need.kind == "fleet" and is_error
+    return need.kind == "freeze", not is_fleet_error, not is_error, is_past, -need.hurt, -newest.timestamp()
 
 
 def _role_of(finding: Finding) -> str | None:
@@ -274,39 +271,21 @@ def _silent(need: Need, fleet: FleetStatus) -> Need:
 
 
 def with_slots(
-    needs: Sequence[Need], waiting: Sequence[Waiting], fleet: FleetStatus, read_runs: Callable[[], Mapping[UUID, int]]
+    needs: Sequence[Need], waiting: Sequence[Waiting], read_able: Callable[[str, str], AbleExecutors]
 ) -> tuple[Need, ...]:
     """Return needs with the slots of the executors that could claim the runs which wait for one.
 
     Args:
-        read_runs: Reads the number of runs of each executor, of all tenants.
+        read_able: Reads the live executors that can run a handler of a queue.
     """
     late = {backlog_words(each.queue, each.lane): each for each in waiting if each.why.code == WaitCode.SLOT}
-    if not any(need.words in late for need in needs):
-        return tuple(needs)
-    runs = read_runs()
-    return tuple(_with_slots(need, late[need.words], fleet, runs) if need.words in late else need for need in needs)
+    return tuple(_with_slots(need, late[need.words], read_able) if need.words in late else need for need in needs)
 
 
-def _with_slots(need: Need, waiting: Waiting, fleet: FleetStatus, runs: Mapping[UUID, int]) -> Need:
-    able = [
-        each
-        for each in fleet.services
-        if not (each.is_silent or each.is_stopping)
-        and waiting.queue in (each.queues or ())
-        and waiting.handler in (each.handlers or ())
-    ]
-    if not able:
-        return need
-    busy, slots = sum(runs.get(each.process_id, 0) for each in able), sum(each.slots or 0 for each in able)
-    idle = next((each for each in able if not runs.get(each.process_id)), None)
-    words = f"all {slots:,} slots of the executors that can run them are in use"
-    if idle is not None:
-        words = f"executor {idle.host} is taking no runs"
-    elif busy < slots:
-        words = f"{slots - busy:,} of {slots:,} slots are free"
+def _with_slots(need: Need, waiting: Waiting, read_able: Callable[[str, str], AbleExecutors]) -> Need:
+    words = read_able(waiting.queue, waiting.handler).words
     pace = need.evidence and f". {need.evidence[:1].upper()}{need.evidence[1:]}"
-    return replace(need, evidence=f"{words}{pace}")
+    return replace(need, evidence=f"{words}{pace}") if words else need
 
 
 def backlog_words(queue: str, lane: str) -> str:
@@ -361,6 +340,7 @@ class _Failing:
     since: datetime | None
     newest_at: datetime
     since_version: int | None
+    recovered: bool
     message: str | None
 
     @property
@@ -376,6 +356,8 @@ class _Failing:
     @property
     def words(self) -> str:
         """The manner in which it fails."""
+        if self.recovered:
+            return RECOVERED
         if not self.fails:
             return "failed" if self.in_hour == 1 else "failing intermittently"
         return "failing" if self.version is None else f"failing with version {self.version}"

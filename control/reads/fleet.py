@@ -123,20 +123,46 @@ def count_runs(connection: Conn) -> dict[UUID, int]:
 
 @dataclass(frozen=True, slots=True)
 class AbleExecutors:
-    """The live executors that can run a handler of a queue."""
+    """The live executors that can run a handler of a queue.
+
+    Args:
+        idle: Those without a run.
+        busy: The slots in use of the others.
+        slots: The slots of the others.
+    """
 
     executors: Sequence[ExecutorSummary]
     busy: int
     slots: int
+    idle: Sequence[ExecutorSummary]
+
+    @property
+    def words(self) -> str:
+        """The names of idle executors, and the number of free slots of the others."""
+        free, other = self.slots - self.busy, "other " if self.idle else ""
+        parts = [f"executor {self.idle[0].name} is idle"] if len(self.idle) == 1 else []
+        parts += [f"{len(self.idle):,} of {len(self.executors):,} executors are idle"] if len(self.idle) > 1 else []
+        slots = (
+            f"{free:,} of {self.slots:,} {other}slots are free"
+            if free
+            else f"all {self.slots:,} {other}slots are in use"
+        )
+        return "; ".join([*parts, slots] if self.slots else parts)
 
 
 def able_executors(connection: Conn, queue: str, handler: str) -> AbleExecutors:
     """Return the live executors that can run a handler of a queue, with their slots."""
     live = [each for each in list_executors(connection, limit=_EXECUTORS) if not (each.is_silent or each.stopping)]
     able = [each for each in live if queue in each.queues and handler in each.handlers]
-    runs = count_runs(connection)
-    busy = sum(min(runs.get(each.executor_id, 0), each.slots) for each in able)
-    return AbleExecutors(able, busy, sum(each.slots for each in able))
+    return use_of(able, count_runs(connection))
+
+
+def use_of(able: Sequence[ExecutorSummary], runs: Mapping[UUID, int]) -> AbleExecutors:
+    """Return executors with the use of their slots, from the number of runs of each that has some."""
+    taking = [each for each in able if runs.get(each.executor_id)]
+    busy = sum(min(runs[each.executor_id], each.slots) for each in taking)
+    idle = [each for each in able if each not in taking]
+    return AbleExecutors(able, busy, sum(each.slots for each in taking), idle)
 
 
 def list_runs_of(connection: Conn, executor: ExecutorSummary, *, limit: int = 50) -> list[RunOfExecutor]:

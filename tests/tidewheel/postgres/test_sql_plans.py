@@ -458,6 +458,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
         "look": 1000,
         "least": 3,
         "runs": 100,
+        "recent": 10,
         "failed": 2000,
     },
     "find_oldest_activity": {"grain": 0},
