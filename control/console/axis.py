@@ -5,7 +5,7 @@ The edges of a window lie on bins, so ticks have even distances. From seven days
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from enum import StrEnum
@@ -64,12 +64,20 @@ _WINDOWS = {
     Window.MONTH: _Bins("30 days", "quarter of a day", None, 4, 120, 30, 5),
     Window.QUARTER: _Bins("90 days", "day", None, 1, 90, 22, 15),
 }
-_GRID = {
+GRID = {
     Window.HOUR: _Bins("hour", "minute", timedelta(minutes=1), 0, 60, 12, 600),
     Window.SIX_HOURS: _Bins("6 hours", "6 minutes", timedelta(minutes=6), 0, 60, 12, 3_600),
     Window.DAY: _Bins("24 hours", "half hour", timedelta(minutes=30), 0, 48, 12, 14_400),
     Window.WEEK: _Bins("7 days", "eighth of a day", None, 8, 56, 12, 1),
 }
+"""The bins of a grid."""
+LIST = {
+    Window.HOUR: _Bins("hour", "2 minutes", timedelta(minutes=2), 0, 30, 6, 1_200),
+    Window.SIX_HOURS: _Bins("6 hours", "12 minutes", timedelta(minutes=12), 0, 30, 6, 7_200),
+    Window.DAY: _Bins("24 hours", "hour", timedelta(hours=1), 0, 24, 6, 21_600),
+    Window.WEEK: _Bins("7 days", "quarter of a day", None, 4, 28, 6, 2),
+}
+"""The bins of a list, where a plot is one column of several."""
 
 
 class Tick(NamedTuple):
@@ -155,12 +163,19 @@ class Axis:
                 yield Tick(self.x(at), text, shift)
 
 
-def axis(window: Window, now: datetime, zone: tzinfo = UTC, *, whole: bool = False, grid: bool = False) -> Axis:
+def axis(
+    window: Window,
+    now: datetime,
+    zone: tzinfo = UTC,
+    *,
+    whole: bool = False,
+    windows: Mapping[Window, _Bins] = _WINDOWS,
+) -> Axis:
     """Return the axis of a window.
 
     Args:
         whole: True to begin with a shorter bin, so that a window of less than seven days begins its length before now.
-        grid: True for the fewer bins of a grid, of an hour to seven days.
+        windows: The bins of each window: `GRID` and `LIST` have fewer, for an hour to seven days.
 
     >>> hour = axis(Window.HOUR, datetime(2026, 11, 21, 22, 16, 10, tzinfo=UTC))
     >>> f"{hour.begin:%H:%M:%S} {hour.end:%H:%M:%S}", [tick.text for tick in hour.ticks()]
@@ -170,7 +185,7 @@ def axis(window: Window, now: datetime, zone: tzinfo = UTC, *, whole: bool = Fal
     >>> f"{axis(Window.HOUR, hour.now, whole=True).begin:%H:%M:%S}"
     '21:16:10'
     """
-    bins = (_GRID if grid else _WINDOWS)[window]
+    bins = windows[window]
     if bins.step is not None:
         shift = now.astimezone(zone).utcoffset() or timedelta(0)
         since = (now - datetime(1970, 1, 1, tzinfo=UTC) + shift) // bins.step + 1

@@ -48,7 +48,7 @@ class Pitch(NamedTuple):
     height: int
 
 
-LIST, OVERVIEW, GRID = Pitch(6, 2, 13, 26), Pitch(9, 2, 13, 26), Pitch(13, 3, 13, 24)
+NARROW, WIDE = Pitch(9, 2, 13, 26), Pitch(13, 3, 13, 24)
 
 
 class Strip(NamedTuple):
@@ -157,11 +157,12 @@ def _marks(pitch: Pitch) -> Mapping[str, tuple[float, str]]:
     """Return the place below the line and the shape of each mark: runs that did not start are on the line."""
     half, bar = min((pitch.width - 1) / 2, 3.5), pitch.width - pitch.gap - 1
     ring = half - 1
+    circle = f"m-{ring:g} 0a{ring:g} {ring:g} 0 1 0 {2 * ring:g} 0a{ring:g} {ring:g} 0 1 0-{2 * ring:g} 0z"
     return {
         "k": (0.5, f"m0-{half:g}l{half:g} {half:g}-{half:g} {half:g}-{half:g}-{half:g}z"),
         "u": (0.5, f"m-{half:g}-1h{2 * half:g}v2h-{2 * half:g}z"),
         "d": (-4.5, f"m-{bar / 2:g}-2h{bar}v5h-{bar}z"),
         "m": (-5, f"m-{half:g}-4l{2 * half:g} 4-{2 * half:g} 4z"),
-        "t": (-5, f"m0-4l{half:g} 7h-{2 * half:g}z"),
-        "a": (-4.5, f"m-{ring:g} 0a{ring:g} {ring:g} 0 1 0 {2 * ring:g} 0a{ring:g} {ring:g} 0 1 0-{2 * ring:g} 0z"),
+        "t": (-4.5, circle),
+        "a": (-4.5, circle),
     }

@@ -19,7 +19,17 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.sentences import cut, is_cancelled, waiting
 from tidewheel.control.console.spec_check import changed_fields
 from tidewheel.control.console.view import Failed, in_snapshot, of_all_tenants, or_else, part, part_of
-from tidewheel.control.console.words import agreed, between, counted, number, reason_words, state, target, when
+from tidewheel.control.console.words import (
+    agreed,
+    between,
+    counted,
+    number,
+    reason_words,
+    schedule_of,
+    state,
+    target,
+    when,
+)
 from tidewheel.control.explain.explain import Unfired
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.text import paused_by
@@ -87,6 +97,7 @@ class Seen:
     resumption: Resumption | None = None
     waiting: CountedRuns | None = None
     succeeded: int = 0  # runs that a page shows, if all of these succeeded
+    shown: str = "the time shown"
 
 
 def read_lead(connection: Connection, caller: Caller, job: JobDetail, seen: Seen) -> Lead:
@@ -95,6 +106,8 @@ def read_lead(connection: Connection, caller: Caller, job: JobDetail, seen: Seen
     if (done := ended(seen.latest)) and done[0].status in DEAD_LETTERED:
         streak = or_else(part_of(connection, read_streak, job.summary.job_id), None)
     found, waits = quarantine(job) or _paused(job, seen, streak), _waiting(seen)
+    if found is None and waits is not None and waits.wait is not None and waits.wait.code is WaitCode.SLOT:
+        waits = _with_slots(connection, caller, job, waits)
     if found is None and waits is not None and waits.family:
         found = _handler_before(connection, caller, job, seen, waits)
     if found is None and (found := _overdue(seen)) is None and streak is not None:
@@ -157,9 +170,20 @@ def _waiting(seen: Seen) -> Lead | None:
         return None
     same = [run for run in waits if run.why is not None and run.why.code is why.code]
     many, words = _many(len(same), seen), why.words.removeprefix("waits ")
+    words = "for an executor" if why.code is WaitCode.SLOT else words
     since = f"{'' if len(same) == 1 else ', oldest'} since {format_timestamp(_since(waits[-1]))}"
     answer = f"{many} waiting{since}: {words}." if words == why.words else f"{many} waiting {words}{since}."
     return Lead(answer, "trouble" if stuck else "", wait=why)
+
+
+def _with_slots(connection: Connection, caller: Caller, job: JobDetail, waits: Lead) -> Lead:
+    """Return the line with the slots that can run the job, for a caller of all tenants."""
+    kind, _, handler = target(job.job).partition(" ")
+    if kind != "handler" or not caller.all_tenants:
+        return waits
+    queue = str(job.job.get("queue") or "default")
+    able = or_else(part(lambda: of_all_tenants(connection, able_executors, queue, handler)), None)
+    return waits._replace(why=f"{able.words}." if able and able.words else "")
 
 
 def _cancelling(seen: Seen) -> Lead | None:
@@ -211,8 +235,8 @@ def _changes(connection: Connection, tenant: str, job: JobDetail, streak: Streak
 def _failing(job: JobDetail, streak: Streak, changes: Sequence[Change]) -> Lead:
     current, good = job.summary.version, streak.good_version
     since = f"{format_timestamp(streak.since)}{_since_version(job, streak)}"
-    many = f"{number(streak.failures, at_least=streak.at_least)} in a row."
-    answer = f"Failing: {many}" if streak.at_least else f"Failing since {since}: {many}"
+    many = f"{number(streak.failures, at_least=streak.at_least)} failures in a row"
+    answer = f"{many}." if streak.at_least else f"{many} since {since}."
     if streak.failures == 1:
         answer = f"The last run failed at {since}."
     found = Lead(answer, "bad", _message(streak), streak.run_id)
@@ -251,9 +275,10 @@ def _skipping(job: JobDetail, seen: Seen) -> Lead | None:
     unfired = [each for each in seen.unfired if each.reason == SkipReason.OVERLAP]
     many = number(sum(each.occurrences for each in unfired) or len(skips), at_least=seen.more_unfired)
     took = max(filter(None, (between(run.started_at, run.finished_at) for run in seen.latest)), default=None)
+    comes = f"The job runs {schedule_of(job.summary.schedule)}"
     return Lead(
-        f"{many} runs skipped{' in the time shown' if unfired else ''}: {reason_words(SkipReason.OVERLAP)}.", "trouble",
-        why="" if took is None else f"Runs take up to {duration(took)}.",
+        f"{many} runs skipped{f' in {seen.shown}' if unfired else ''}: {reason_words(SkipReason.OVERLAP)}.", "trouble",
+        why="" if took is None else f"{comes}; a run takes up to {duration(took)}.",
         actions=(Action("Change schedule or overlap…", "job_edit", Scope.WRITE),),
     )  # fmt: skip
 
@@ -271,7 +296,7 @@ def _plain(seen: Seen) -> str:
     occurrences = sum(each.occurrences for each in seen.unfired)
     many = number(occurrences, at_least=seen.more_unfired or not all(each.exact for each in seen.unfired))
     reasons = ", ".join(dict.fromkeys(reason_words(each.reason) for each in seen.unfired))
-    return f"{due}{_outcomes(seen)} {many} skipped in the time shown: {reasons}."
+    return f"{due}{_outcomes(seen)} {many} skipped in {seen.shown}: {reasons}."
 
 
 def _due(seen: Seen) -> str:
@@ -302,7 +327,7 @@ def _outcomes(seen: Seen) -> str:
     if good < len(done):
         words = "The last run succeeded; a run" if good == 1 else f"The last {good} runs succeeded; a run"
         return f"{words if good else 'The last run'} failed {when(done[good].finished_at, seen.now)}."
-    which = f"All {seen.succeeded} runs shown" if seen.succeeded > good else f"The last {good} runs"
+    which = f"All {seen.succeeded} runs in {seen.shown}" if seen.succeeded > good else f"The last {good} runs"
     return "The last run succeeded." if good == 1 else f"{which} succeeded."
 
 

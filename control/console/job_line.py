@@ -26,7 +26,7 @@ from tidewheel.jobs.values import format_second
 from tidewheel.nouns.runs.model import RunSummary
 from tidewheel.runs import SCHEDULED, Cause, RunState
 
-SIZE = Size(76, 18, 22)
+SIZE = Size(88, 18, 22)
 _RANGE = 1000  # the longest run shown is so many times as long as one of the least height
 _LEAST, _MOST = 4.0, 66.0
 _HOLLOW = 12.0
@@ -34,8 +34,8 @@ _THINNEST = 0.35  # percent
 _RETRIES = 4
 _LEGEND = {
     "good": "succeeded (height: duration)", "bad": "failed", "moving": "running", "trouble": "running for long",
-    "dot": "retried", "undone": "skipped, cancelled", "waits": "waiting", "open": "not ended", "ahead": "upcoming",
-    "paused": "paused", "version": "new version",
+    "dot": "retried", "undone": "skipped, cancelled", "waits": "waiting", "open": "waiting or running",
+    "ahead": "upcoming", "paused": "paused", "version": "new version",
 }  # fmt: skip
 _UNFIRED = {OccurrenceOutcome.WILL_BE_EXCLUDED, OccurrenceOutcome.WILL_BE_SKIPPED, OccurrenceOutcome.WILL_BE_MOVED}
 

@@ -8,6 +8,7 @@ from itertools import groupby
 from uuid import UUID
 
 from tidewheel.control.client.connection import Connection
+from tidewheel.control.console.grid import WAITING
 from tidewheel.control.console.job_line import ran_at, state_of, without_run
 from tidewheel.control.console.view import or_else, part_of
 from tidewheel.control.console.words import between, family_of, reason_words
@@ -40,7 +41,7 @@ class Row:
     Args:
         at: Its place: the instant, of a retry the time at which it ran, of a span the first instant.
         late: The time from its instant to the start of its first attempt, if it was written for that instant.
-        words: The message, else the type of the error, else the reason.
+        words: The type and the message of the error, else the reason.
     """
 
     at: datetime
@@ -74,7 +75,7 @@ def row_of(run: TimelineRun | RunSummary, message: str | None = None) -> Row:
     # A retry has the instant of the run before it, a child that of its root, a backfill one of the past.
     is_own = run.attempt == 1 and run.cause in _AT_THEIR_TIME
     late = between(run.scheduled_at, run.started_at) if is_own else None
-    words = message or run.error_type or reason_words(run.reason or "")
+    words = ": ".join(filter(None, (run.error_type, message))) or reason_words(run.reason or "")
     took = between(run.started_at, run.finished_at)
     return Row(
         ran_at(run), state_of(run), run.run_id, run.attempt, late, took, words, is_retry=run.cause == Cause.RETRY
@@ -101,7 +102,7 @@ def job_rows(
 def folded(rows: Sequence[Row], opened: datetime | None = None) -> list[Sequence[Row]]:
     """Return groups of equal neighbours, each one row of the page; no row is lost or moved.
 
-    The newest of several runs stays by itself, for its page has the details of all.
+    The newest of several runs that began stays by itself, for its page has the details of all.
 
     Args:
         opened: A place among equal neighbours: from there on, some of them stay by themselves.
@@ -109,7 +110,7 @@ def folded(rows: Sequence[Row], opened: datetime | None = None) -> list[Sequence
     found: list[Sequence[Row]] = []
     for _, equal in groupby(rows, key=lambda row: (row.state, row.words, row.is_retry)):
         group = tuple(equal)
-        first, last = 0, 0 if group[0].state == RunState.SKIPPED else 1
+        first, last = 0, 0 if group[0].state in {RunState.SKIPPED, *WAITING} else 1
         if len(group) < _FEWEST:
             last = len(group)
         elif opened is not None and group[-1].at <= opened <= group[0].at:

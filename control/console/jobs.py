@@ -24,9 +24,9 @@ from tidewheel.control.console.actions import (
     sample_of,
     text_of,
 )
-from tidewheel.control.console.axis import Axis, Window, axis
+from tidewheel.control.console.axis import GRID, LIST, Axis, Window, axis
 from tidewheel.control.console.door import Form
-from tidewheel.control.console.grid import CONDITIONS, GRID, LIST, Pitch, Strip, condition, strip
+from tidewheel.control.console.grid import CONDITIONS, NARROW, WIDE, Pitch, Strip, condition, strip
 from tidewheel.control.console.many_runs import SelectedQuery, back_of
 from tidewheel.control.console.rendering import zone_of_page
 from tidewheel.control.console.sentences import wait_label
@@ -196,7 +196,8 @@ class JobsPage:
         """Read a page of jobs by the filters of the address."""
         query, errors = read_filters(request, _QUERY)
         now, is_grid = page_now(connection), query.view == "grid"
-        along = axis(Window(query.window), now, zone_of_page(request)[1], whole=True, grid=True)
+        zone = zone_of_page(request)[1]
+        along = axis(Window(query.window), now, zone, whole=True, windows=GRID if is_grid else LIST)
         shown = ("view", "window", "sort", "idle")
         limit = _IN_GRID if is_grid and "limit" not in query.model_fields_set else query.limit
 
@@ -216,7 +217,7 @@ class JobsPage:
 
         def rows(page: JobPage) -> Mapping[str, object]:
             bins = part_of(connection, job_bins, page.jobs, along.edges, along.behind)
-            pitch = GRID if is_grid else LIST
+            pitch = WIDE if is_grid else NARROW
             of_job: Mapping[UUID, JobBins] = or_else(bins, {})
             failing = part_of(connection, list_jobs, caller.tenant, unwell=True)
             marked = page if query.status == "unwell" else or_else(failing, None)

@@ -1,8 +1,7 @@
 """The tide line as shapes: the past is left of now; the rows of jobs below draw what comes.
 
-Success is muted and above the axis, failure is below it, skips and cancellations are lozenges on it, or above it where
-they would hide a failure. A place along the axis is a percentage, a height is in pixels: so a plot fits every width and
-stretches nothing.
+Success is muted and above the axis, failure is below it. Skips and cancellations are lozenges on it, in bins without a
+bar. A place along the axis is a percentage, a height is in pixels: so a plot fits every width and stretches nothing.
 """
 
 import math
@@ -18,7 +17,6 @@ _LEAST = 3.0  # pixels: one failure beside 4,000 successes stays visible
 _FILLED = 0.8  # of a bin
 _FREE = 8  # pixels between the highest bar and the axis above it
 _FEW = 10  # failures of which a bin fills its height
-_RAISED = 6  # pixels: the lower end of a lozenge is then above the axis
 _STRIP, _THIN = 4.0, 0.3  # the height of a frozen time in pixels, its least width in percent
 
 Span = tuple[datetime, datetime, str]
@@ -86,14 +84,14 @@ class Bar(NamedTuple):
 
 
 class Column(NamedTuple):
-    """One bin with something in it; the middle of its lozenge is along the axis and from the top."""
+    """One bin with something in it, and the middle of its lozenge along the axis."""
 
     at: datetime
     counts: Counts
     words: str
     href: str | None
     bars: Sequence[Bar]
-    diamond: tuple[float, float] | None = None
+    diamond: float | None = None
 
 
 class Tide(NamedTuple):
@@ -168,8 +166,9 @@ class _Scale:
         x, width = first * self.along.width, (last - first) * self.along.width
         begin, end = self.along.edges[first], self.along.edges[last]
         words = f"{self.along.clock(begin)}: {counts.words()}"
-        middle = (round(x + width / 2, 3), self.size.above - (_RAISED if counts.bad else 0)) if counts.undone else None
-        return Column(begin, counts, words, link(begin, end), list(self._bars(x, width, counts)), middle)
+        bars = list(self._bars(x, width, counts))
+        middle = None if bars or not counts.undone else round(x + width / 2, 3)
+        return Column(begin, counts, words, link(begin, end), bars, middle)
 
     def _bars(self, x: float, width: float, counts: Counts) -> Iterator[Bar]:
         above = float(self.size.above)

@@ -435,7 +435,7 @@ def test_selected_jobs_are_paused_and_resumed_and_refusals_name_their_keys(pages
     dialog = re.sub(r"</?bdi>", "", shown(pages, f"/selected-jobs/pause?{chosen}"))
     assert "Pause 3 jobs?" in dialog
     assert done(posted(pages, f"/selected-jobs/pause?{chosen}", reason="stock-taking")) == "/jobs?status=paused"
-    shown(pages, "/jobs?status=paused", "3 jobs paused.", 'Paused <span class="caption number">3<')
+    shown(pages, "/jobs?status=paused", "3 jobs paused.", '<span class="caption">3 jobs<')
     database.execute("UPDATE jobs SET paused = false WHERE key = 'a'")
     assert "Of these, 1 job is not paused." in shown(pages, f"/selected-jobs/resume?{chosen}")
     assert done(posted(pages, f"/selected-jobs/resume?{chosen}")) == "/jobs"

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewheel.control.console.axis import Window, axis
-from tidewheel.control.console.grid import GRID, LIST, NAMES, OVERVIEW, Pitch, condition, level, strip
+from tidewheel.control.console.axis import GRID, LIST, Window, axis
+from tidewheel.control.console.grid import NAMES, NARROW, WIDE, Pitch, condition, level, strip
 from tidewheel.control.explain.month import due_bins
 from tidewheel.nouns.jobs.model import JobSummary, LastRun
 from tidewheel.runs import SCHEDULED, RunState
@@ -27,25 +27,25 @@ GOOD: str = RunState.SUCCEEDED
 BAD: str = RunState.FAILED
 OF_GRID = [Window.HOUR, Window.SIX_HOURS, Window.DAY, Window.WEEK]
 ZONES = [UTC, ZoneInfo("Europe/Berlin"), ZoneInfo("Asia/Kolkata"), ZoneInfo("Asia/Kathmandu")]
-windows, zones, pitches = st.sampled_from(OF_GRID), st.sampled_from(ZONES), st.sampled_from([LIST, OVERVIEW, GRID])
+windows, zones, pitches = st.sampled_from(OF_GRID), st.sampled_from(ZONES), st.sampled_from([NARROW, WIDE])
 instants = st.datetimes(datetime(2026, 1, 2), datetime(2027, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001 - bounds
 bins = st.dictionaries(st.sampled_from(sorted(RunState)), st.integers(0, 10**6), max_size=4)
 
 
 @given(windows, zones, instants, st.integers(0, 10**6 - 1))
 def test_each_instant_of_a_window_is_in_one_bin(window: Window, zone: tzinfo, now: datetime, share: int) -> None:
-    along = axis(window, now, zone, grid=True)
+    along = axis(window, now, zone, windows=GRID)
     assert along.edges[along.behind - 1] <= now < along.until
     at = along.begin + share * (along.end - along.begin) / 10**6
     holding = [place for place, (begin, end) in enumerate(pairwise(along.edges)) if begin <= at < end]
     assert holding == [along.bin_of(at)]
 
 
-@given(windows, zones, instants)
-def test_edges_are_round_times_and_have_ticks(window: Window, zone: tzinfo, now: datetime) -> None:
-    along = axis(window, now, zone, grid=True)
-    assert len(along.edges) - along.behind - 1 == 12
-    assert len(list(along.ticks())) >= 4
+@given(windows, zones, instants, st.sampled_from([6, 12]))
+def test_edges_are_round_times_and_have_ticks(window: Window, zone: tzinfo, now: datetime, ahead: int) -> None:
+    along = axis(window, now, zone, windows={6: LIST, 12: GRID}[ahead])
+    assert len(along.edges) - along.behind - 1 == ahead
+    assert len(list(along.ticks())) >= 3
     if window is not Window.WEEK:  # its bins are parts of local days
         [step] = {later - earlier for earlier, later in pairwise(along.edges)}
         offset = now.astimezone(zone).utcoffset() or timedelta(0)
@@ -60,7 +60,7 @@ def test_levels_are_1_to_3_and_0_is_no_run(runs: int, most: int) -> None:
 
 
 def test_one_failure_beside_ten_thousand_successes_has_a_bar() -> None:
-    drawn = strip([{GOOD: 10_000}, {GOOD: 9_000, BAD: 1}], (), GRID)
+    drawn = strip([{GOOD: 10_000}, {GOOD: 9_000, BAD: 1}], (), WIDE)
     assert dict(drawn.paths) == {"g3": "M1.5 9h23", "b1": "M14.5 15.5h10"}
 
 
@@ -97,24 +97,24 @@ def _painted(d: str, pitch: Pitch) -> list[int]:
 
 
 def test_a_run_that_runs_has_a_bar_up_to_now_from_its_start_or_from_the_edge() -> None:
-    since_before = strip([dict[str, int]()] * 5, [False], GRID, 0)
+    since_before = strip([dict[str, int]()] * 5, [False], WIDE, 0)
     assert (since_before.words, since_before.paths) == ("running since before", [("w", "M0 8H65")])
-    here = strip([{}, {RunState.RUNNING: 1}, {}], (), GRID, 1)
+    here = strip([{}, {RunState.RUNNING: 1}, {}], (), WIDE, 1)
     assert (here.words, dict(here.paths)["w"]) == ("1 running", "M13 8H39")
 
 
 def test_words_name_each_outcome_and_an_unread_row_has_none() -> None:
     row: list[Mapping[str, int]] = [{GOOD: 1_200, RunState.TIMED_OUT: 1}, {BAD: 1, RunState.SKIPPED: 0}]
-    assert strip(row, [False, True], LIST).words == "1,200 succeeded, 2 failed, upcoming"
-    assert strip([{}], (), LIST).words == "no run"
-    ahead = strip([{SCHEDULED: 2, RunState.QUEUED: 1}], (), LIST)
+    assert strip(row, [False, True], NARROW).words == "1,200 succeeded, 2 failed, upcoming"
+    assert strip([{}], (), NARROW).words == "no run"
+    ahead = strip([{SCHEDULED: 2, RunState.QUEUED: 1}], (), NARROW)
     assert (ahead.words, ahead.total["a"]) == ("1 waiting, 2 upcoming", 1), "a run that may not start yet does not wait"
-    assert strip((), (), LIST).words == "no figures"
-    assert set(strip([dict.fromkeys(RunState, 1)], (), LIST).total) == set(NAMES), "each state has a letter"
+    assert strip((), (), NARROW).words == "no figures"
+    assert set(strip([dict.fromkeys(RunState, 1)], (), NARROW).total) == set(NAMES), "each state has a letter"
 
 
 def test_a_job_is_due_in_each_bin_ahead_that_its_schedule_meets() -> None:
-    along = axis(Window.HOUR, NOW, grid=True)
+    along = axis(Window.HOUR, NOW, windows=GRID)
     ahead = along.edges[along.behind :]
     every_five = parse_schedule({"kind": "cron", "expressions": ["*/5 * * * *"]})
     first = every_five.after(NOW)

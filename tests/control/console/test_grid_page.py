@@ -13,7 +13,7 @@ from tests.control.console.browser import needs_chromium, tab
 from tests.control.console.pages import assert_has, assert_refused, shown
 from tests.fixtures.acts import about
 from tests.fixtures.database import ClockedDatabase
-from tidewheel.control.console.axis import Window, axis
+from tidewheel.control.console.axis import GRID, Window, axis
 from tidewheel.ids import job_id
 from tidewheel.nouns.runs import reads
 
@@ -94,7 +94,7 @@ def test_busy_job_is_a_sample_of_each_bin_and_others_are_whole(
     clocked.apply_batch(*({"type": "job.trigger", "key": "calm", "delay": f"{each}s"} for each in range(1, 61)))
     clocked.stop_clock(NOW)
     clocked.succeed(clocked.begun("calm"))
-    along = axis(Window.HOUR, NOW, grid=True)
+    along = axis(Window.HOUR, NOW, windows=GRID)
     ids = {key: job_id("default", key) for key in ("busy", "calm")}
 
     def counted() -> dict[str, tuple[list[int], bool]]:
@@ -113,7 +113,7 @@ def test_busy_job_is_a_sample_of_each_bin_and_others_are_whole(
     sample = counted()
     assert sample["busy"] == ([min(each, 3) for each in by_bin], True)
     assert sample["calm"] == whole["calm"]
-    assert ">sampled</span>" in shown(pages, "/jobs?view=grid")
+    assert "<bdi>busy</bdi>: only the newest runs" in shown(pages, "/jobs?view=grid")
 
 
 @pytest.mark.slow

@@ -73,11 +73,11 @@ def test_failed_run_shows_its_error_and_the_overview_names_its_job(pages: ApiCli
         for retried in (again, runs[0]):
             client.runs.cancel(client.runs.retry(retried))
             page = shown(pages, "/jobs/charge")
-            assert "4 in a row" in page, "a cancelled run neither fails nor succeeds"
+            assert "4 failures in a row" in page, "a cancelled run neither fails nor succeeds"
             assert f'<a class="mono" href="/runs/{again}"><bdi>ConnectionError: db-2 refused</bdi></a>' in page
         assert '<a href="/jobs/charge"><bdi>charge</bdi> failing</a>' in shown(pages, "/")
     failed(pages.database, "charge")
-    assert re.search(r"Failing since [0-9:]+: 5 in a row\.", shown(pages, "/jobs/charge"))
+    assert re.search(r"5 failures in a row since [0-9:]+\.", shown(pages, "/jobs/charge"))
     pages.database.succeed(pages.database.begun("charge"))
     assert "The last run succeeded; a run failed " in shown(pages, "/jobs/charge")
 

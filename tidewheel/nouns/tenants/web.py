@@ -21,9 +21,9 @@ from tidewheel.control.api.request_input import Cursors, PageQuery, TenantQuery,
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import Dialog, Done, Field, as_shown, text_of
-from tidewheel.control.console.axis import Axis, Window, axis
+from tidewheel.control.console.axis import GRID, Axis, Window, axis
 from tidewheel.control.console.door import Form
-from tidewheel.control.console.grid import LIST, Strip, strip
+from tidewheel.control.console.grid import NARROW, Strip, strip
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, list_view, page_now, part, read_filters
 from tidewheel.control.console.words import NONE, agreed, counted, number
@@ -162,14 +162,14 @@ class TenantPage:
         read_query(request, TenantQuery)
         name, tenants = _named(request, caller), Tenants(connection)
         tenant, now = tenants.get(name), page_now(connection)
-        is_here, along = tenant.deletion is None, axis(Window.HOUR, now, grid=True)
+        is_here, along = tenant.deletion is None, axis(Window.HOUR, now, windows=GRID)
         usage = part(lambda: tenants.usage(name)) if is_here else None
         ended = part(lambda: _ended_strip(connection, name, along)) if is_here else None
         periods = part(lambda: tenants.retention(name).periods) if is_here else ()
         return View(
             {
                 "now": now, "tenant": tenant, "usage": usage, "gauges": gauges(tenant, usage), "ended": ended,
-                "along": along, "pitch": LIST, "periods": periods, "may_change": caller.all_tenants,
+                "along": along, "pitch": NARROW, "periods": periods, "may_change": caller.all_tenants,
                 "is_default": name == DEFAULT_TENANT,
             }
         )  # fmt: skip
@@ -179,7 +179,7 @@ def _ended_strip(connection: Connection, name: str, along: Axis) -> Strip:
     """Return the runs of a tenant that ended in the last hour, by minute."""
     with connection.snapshot(all_tenants=True) as reading:
         bins = read_activity(reading, name, along.edges[: along.behind + 1]).bins
-    return strip([{state: getattr(each, state) for state in FINAL} for each in bins], (), LIST)
+    return strip([{state: getattr(each, state) for state in FINAL} for each in bins], (), NARROW)
 
 
 def _named(request: Request, caller: Caller) -> str:
