@@ -70,6 +70,9 @@ class Field:
     button: str = ""
 
 
+REASON = Field("reason", "Reason (optional)", help="Kept in the audit log.")
+
+
 @dataclass(frozen=True, slots=True)
 class Dialog:
     """The consequences of an action, and the fields of its form.
@@ -89,6 +92,7 @@ class Dialog:
     danger: bool = False
     warnings: Sequence[FieldError] = ()
     way: str | None = None  # to the bulk work that does this already
+    anyway: str = ""  # then the words that unfold the form
 
     def refused(self, form: Form, errors: Sequence[FieldError]) -> "Dialog":
         """Return the dialog with what was typed, and with each error at its field."""
@@ -226,11 +230,6 @@ def acting(request: Request, found: Caller) -> Caller:
     sign_in: SignIn | None = request.scope.get(SIGN_IN)
     named = sign_in.name if sign_in else None
     return replace(found, actor=replace(found.actor, door=AuditDoor.CONSOLE, named=named or found.actor.named))
-
-
-def reason_field(where: str, value: str = "") -> Field:
-    """Return the field of a reason, with the places where it is stored."""
-    return Field("reason", "Reason (optional)", value=value, help=f"Stored {where}.")
 
 
 def cannot(question: str, back: str, *why: str) -> Dialog:

@@ -17,7 +17,7 @@ from tidewheel.api_keys import Scope
 from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import TenantQuery, read_number, read_query
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.actions import Dialog, Done, cannot, reason_field, text_of
+from tidewheel.control.console.actions import REASON, Dialog, Done, cannot, text_of
 from tidewheel.control.console.door import Form
 from tidewheel.control.console.progress import Paces, Work, of_cancellation, of_work, ordered
 from tidewheel.control.console.urls import Urls
@@ -52,6 +52,12 @@ Verb = Literal["pause", "resume", "cancel"]
 _FROM: Mapping[Verb, Collection[str]] = {
     "pause": ("running",), "resume": ("paused",), "cancel": ("running", "paused")
 }  # fmt: skip
+_WILL: Mapping[Verb, str] = {
+    "pause": "It stops until it is resumed. What it has done stays.",
+    "resume": "It continues where it was paused, at its rate.",
+    "cancel": "It stops. What it has done stays, and its runs continue.",
+}  # fmt: skip
+_STOPS_BACKFILL = "It creates no further run. Its runs that have not started are cancelled, and started runs continue."
 _DONE: Mapping[str, str] = {"pause": "is paused", "resume": "continues", "cancel": "is cancelled"}
 
 
@@ -218,31 +224,16 @@ class ChangeBulk:
         _require_change(work.kind)
         total = "" if work.total is None else f" of {number(work.total, at_least=work.at_least)}"
         so_far = f"Done so far: {number(work.done)}{total} {work.noun}. {work.gone_words}".rstrip()
-        name, back = f"the {work.kind}", urls("bulk_work", kind=work.kind, id=work.id)
+        asks = f"{self.verb.capitalize()} the {work.words.verb}"
+        back = urls("bulk_work", kind=work.kind, id=work.id)
         if work.state not in _FROM[self.verb]:
             is_now = f"It {ENDS}" if work.state == "ending" else f"Its state is {state(work.state)}"
-            words = f"Nothing would change. {is_now}."
-            return cannot(f"{self.verb.capitalize()} {name}?", back, words, so_far)
+            return cannot(f"{asks}?", back, f"Nothing would change. {is_now}.", so_far)
         return Dialog(
-            f"{self.verb.capitalize()} {name}?", f"{self.verb.capitalize()} {name}",
-            back, danger=self.verb == "cancel",
-            will=(self._will(work.kind), so_far), sample=work.about,
-            stays=() if self.verb == "resume" else (self._stays(work.kind),),
-            fields=() if self.verb == "resume" else (reason_field(f"with the {work.kind}"),),
+            f"{asks}?", asks, back, danger=self.verb == "cancel",
+            will=(_STOPS_BACKFILL if (self.verb, work.kind) == ("cancel", "backfill") else _WILL[self.verb], so_far),
+            sample=work.about, fields=() if self.verb == "resume" else (REASON,),
         )  # fmt: skip
-
-    def _will(self, kind: str) -> str:
-        if self.verb == "resume":
-            return "It continues where it was paused, at its rate."
-        of_runs = ", and its runs that have not started are cancelled" if kind == "backfill" else ""
-        verb = f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"
-        no_more = "creates no further run" if kind == "backfill" else f"{verb} no further {KINDS[kind].noun}"
-        return f"It {no_more}{' until it is resumed' if self.verb == 'pause' else of_runs}."
-
-    def _stays(self, kind: str) -> str:
-        if self.verb == "pause":
-            return "What it has done stays."
-        return "Started runs continue." if kind == "backfill" else "What it has done stays, and its runs continue."
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Change it."""
@@ -252,10 +243,10 @@ class ChangeBulk:
         given = {} if self.verb == "resume" else {"reason": text_of(form, "reason")}
         to = urls("bulk_work", kind=kind, id=found)
         if getattr(Works(connection), self.verb)(found, **given).unchanged:
-            return Done(to, f"Nothing to {self.verb}: the {kind} has changed.")
+            return Done(to, f"Nothing to {self.verb}: the {KINDS[kind].verb} has changed.")
         other = {"pause": "resume", "resume": "pause"}.get(self.verb)
         undo = None if other is None else (other.capitalize(), urls(f"bulk_{other}", kind=kind, id=found))
-        return Done(to, f"The {kind} {_DONE[self.verb]}.", undo)
+        return Done(to, f"The {KINDS[kind].verb} {_DONE[self.verb]}.", undo)
 
 
 def _require_change(kind: str) -> None:

@@ -11,6 +11,7 @@ from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import TenantQuery, read_query
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import (
+    REASON,
     Dialog,
     Done,
     Field,
@@ -18,7 +19,6 @@ from tidewheel.control.console.actions import (
     cannot,
     ensure_as_shown,
     no_change,
-    reason_field,
     request_id_of,
     text_of,
 )
@@ -58,8 +58,6 @@ _LATER = {
 }
 _LONGEST = 100  # characters of a reason in the address of an undo, which a cookie holds
 
-_REASON = reason_field("with the occurrence and in the audit log")
-
 
 class PauseJob:
     """Pause a job."""
@@ -84,7 +82,7 @@ class PauseJob:
                     "until", "Resume automatically at (optional)", value=request.query_params.get("until", ""),
                     help="With its offset, such as 2026-12-24T08:00:00Z.",
                 ),)),
-                reason_field("with the pause and in the audit log", request.query_params.get("reason", "")),
+                replace(REASON, value=request.query_params.get("reason", "")),
             ),
         )  # fmt: skip
 
@@ -210,7 +208,7 @@ class SkipOccurrence:
         return Dialog(
             question, f"Skip {_clock(found.local)}", back,
             will=(_readings(found), _now(found), "After the skip, it does not fire, and no run is created."),
-            stays=("The other occurrences stay as they are.",), fields=(_REASON,),
+            stays=("The other occurrences stay as they are.",), fields=(REASON,),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -234,7 +232,7 @@ class MoveOccurrence:
             urls.job(found.key, job_id(caller.tenant, found.key), "job_next"),
             will=(_readings(found), _now(found), "After the move, it fires at the time below."),
             stays=("Records keep its original time.",),
-            fields=(to, _REASON),
+            fields=(to, REASON),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done | Dialog:

@@ -10,6 +10,7 @@ from tidewheel.api_keys import Scope
 from tidewheel.control.api.authorization import Caller
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import (
+    REASON,
     SAMPLE,
     Dialog,
     Done,
@@ -17,7 +18,6 @@ from tidewheel.control.console.actions import (
     cannot,
     counted_of,
     no_change,
-    reason_field,
     request_id_of,
     text_of,
     whole_of,
@@ -157,10 +157,7 @@ class DeleteJob:
                 "You can submit the job again. Its version numbers then continue.",
             ),
             stays=("Runs that have started finish, with their retries. Ended runs stay until their retention ends.",),
-            fields=(
-                Field("if_version", "", "hidden", str(job.summary.version)),
-                reason_field("in the audit log"),
-            ),
+            fields=(Field("if_version", "", "hidden", str(job.summary.version)), REASON),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -287,7 +284,7 @@ class BackfillJob:
                 Field("overlap", "overlap", "choice", options=(
                     ("", "the job's own setting"), *((each, f"{each}: {does}") for each, does in _OVERLAPS.items())
                 )),
-                reason_field("with the backfill and in the audit log"),
+                REASON,
             ),
         )  # fmt: skip
 

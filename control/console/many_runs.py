@@ -15,6 +15,7 @@ from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import TenantQuery, read_query
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import (
+    REASON,
     SAMPLE,
     Dialog,
     Done,
@@ -25,14 +26,13 @@ from tidewheel.control.console.actions import (
     counted_of,
     ensure_confirmed,
     no_change,
-    reason_field,
     request_id_of,
     sample_of,
     text_of,
     until_of,
 )
 from tidewheel.control.console.door import Form
-from tidewheel.control.console.run_actions import retried_lines, share_first
+from tidewheel.control.console.run_actions import retried_lines, share
 from tidewheel.control.console.sentences import is_cancelled
 from tidewheel.control.console.urls import Urls, local_path
 from tidewheel.control.console.view import in_snapshot, page_now, pairs
@@ -53,8 +53,7 @@ from tidewheel.transitions.cancellation import LOOKED_AT
 MOST = 200
 """So many rows of a list one request may select."""
 
-_REASON = reason_field("and published with each run")
-_NOT_BEGUN = "The filter by state does not apply: all runs that have not started are cancelled. Started runs continue."
+_NOT_BEGUN = "Started runs continue."
 _ANY_STATE = "The filter by state does not apply: runs in every open state are cancelled."
 _ANY_TIME = "The filter by time does not apply: runs of any time are cancelled."
 _BY_BOX = "The filter by state does not apply. Runs that have started are cancelled only if you select that below."
@@ -65,7 +64,7 @@ _NOT_STARTED = frozenset({"scheduled", RunState.QUEUED, RunState.BUFFERED, RunSt
 _NONE_SELECTED = FieldError("run", "no run is selected", "go back and select some")
 _NONE_OPEN = FieldError("run", "none of the selected runs is open", "go back and select others")
 _NONE_ENDED = FieldError("run", "none of the selected runs can be retried", "go back and select others")
-_HAVE = ("have dead letters, which are then marked redriven", "has a dead letter, which is then marked redriven")
+_HAVE = ("have dead letters, which are then marked retried", "has a dead letter, which is then marked retried")
 _GONE = "the job is deleted, or the run is no longer stored."
 _NONE_MATCHES = FieldError("", "no open run matches", "go back and choose other filters")
 
@@ -114,7 +113,7 @@ class CancelRuns:
         return Dialog(
             f"Cancel {counted(len(still_open), 'run')}?", f"Cancel {counted(len(still_open), 'run')}",
             back_of(request, urls),
-            will=_ends(number(len(still_open) - started - between), started, between), fields=(_REASON,), danger=True,
+            will=_ends(number(len(still_open) - started - between), started, between), fields=(REASON,), danger=True,
             stays=(
                 *_already(ended, agreed(ended, "has ended", "have ended")),
                 *_already(cancelled, agreed(cancelled, "is being cancelled", "are being cancelled")),
@@ -164,7 +163,7 @@ class RetryRuns:
             will=(
                 f"{'It becomes' if len(facts) == 1 else 'Each becomes'} a new run with its own payload and the version"
                 " of its job that is in force.",
-                *((f"{share_first(len(letters), len(facts), 'run')} {_HAVE[len(letters) == 1]}.",) if letters else ()),
+                *((f"{share(len(letters), len(facts), 'run')} {_HAVE[len(letters) == 1]}.",) if letters else ()),
                 *retried_lines(facts, "run"),
             ),
             stays=(
@@ -240,8 +239,8 @@ class CancelMatching:
             question, button, urls("runs", **_shown(query)), danger=True,
             will=[*((any_state,) if status else ()), *((_ANY_TIME,) if query.keys() & _TIMES else ()), *ends],
             stays=("Runs that are created from now on are not cancelled.",),
-            fields=(*boxes, _REASON, *counts),
-            sample=[f"{name} {value}" for name, value in fields.items() if name != "created_before"],
+            fields=(*boxes, REASON, *counts),
+            sample=[f"{name} {value}" for name, value in fields.items() if value not in (now, key or queue)],
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:

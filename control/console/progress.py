@@ -18,7 +18,7 @@ from tidewheel.jobs.strict_json import as_list
 from tidewheel.jobs.values import parse_timestamp
 from tidewheel.nouns.operation import participle
 from tidewheel.nouns.runs.model import Cancellation
-from tidewheel.nouns.works.operations import COUNTED, ENDS, KINDS, Changes
+from tidewheel.nouns.works.operations import COUNTED, KINDS, Changes
 from tidewheel.nouns.works.operations import Work as StoredWork
 from tidewheel.transitions.cancellation import LOOKED_AT
 
@@ -59,28 +59,24 @@ class Work:
     stuck: bool = False
 
     @property
-    def words(self) -> Changes | None:
-        """The words of its kind; None of one that no other work disturbs."""
-        return found if (found := KINDS.get(self.kind)) is not None and found.others else None
+    def words(self) -> Changes:
+        """The words of its kind."""
+        return KINDS.get(self.kind, Changes("run" if self.kind == "cancellation" else "thing", self.kind))
+
+    @property
+    def name(self) -> str:
+        """Its kind in words."""
+        return f"retry of {self.words.noun}s" if self.words.verb == "retry" else self.kind
 
     @property
     def participle(self) -> str:
         """The past participle of its verb."""
-        return participle(self.kind)
-
-    @property
-    def _thing(self) -> str:
-        return "run" if self.kind == "cancellation" else KINDS[self.kind].noun if self.kind in KINDS else "thing"
-
-    @property
-    def state_words(self) -> str:
-        """Its state in words."""
-        return ENDS if self.state == "ending" else self.state
+        return participle(self.words.verb)
 
     @property
     def noun(self) -> str:
         """The word for the things that it counts, as many as `total`."""
-        return f"{self._thing}{'' if self.total == 1 else 's'}"
+        return f"{self.words.noun}{'' if self.total == 1 else 's'}"
 
     @property
     def base(self) -> str:
@@ -91,17 +87,13 @@ class Work:
     @property
     def gone_words(self) -> str:
         """Sentences about dead letters or runs that others took, or that are left; empty for none."""
-        many = counted(self.gone, self._thing)
-        if self.words is None:
+        many, others, ends = counted(self.gone, self.words.noun), self.words.others, self.state == "cancelled"
+        if not others:
             them = agreed(self.gone, "itself", "themselves")
             return f"{many} ended before, by {them} or by another request." if self.gone else ""
-        others = self.words.others
-        if self.state != "cancelled":
-            return f"{others} took {many} first." if self.gone else ""
-        took = [f"{others} took {many}."] if self.gone else []
-        are = agreed(self.kept, "is", "are")
-        left = [f"{counted(self.kept, 'dead letter')} {are} left as before."] if self.kept else []
-        return " ".join([*took, *left])
+        took = f"{others} took {many}{'' if ends else ' first'}." if self.gone else ""
+        left = f"{counted(self.kept, 'dead letter')} {agreed(self.kept, 'is', 'are')} left as before."
+        return f"{took} {left if ends and self.kept else ''}".strip()
 
 
 def _of_backfill(row: StoredWork, now: datetime) -> Work:

@@ -10,12 +10,12 @@ from tidewheel.api_keys import Scope
 from tidewheel.control.api.authorization import Caller
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import (
+    REASON,
     Dialog,
     Done,
     Field,
     cannot,
     no_change,
-    reason_field,
     request_id_of,
     text_of,
     whole_of,
@@ -34,12 +34,8 @@ from tidewheel.nouns.runs.model import RunDetail
 from tidewheel.nouns.runs.operations import Runs
 from tidewheel.runs import FINAL, OWNED, RunState
 
-_ALONE = "Only this job runs. To run the jobs after it too, retry the failed part on the workflow's page."
-_COUNTS = "Its dead letter is then marked redriven."
-REASON = reason_field("in the audit log")
-
-PARTS = "Each runs alone: to start the jobs after it, resume its workflow."
-_PART = "It runs alone: to start the jobs after it, resume the workflow."
+_ALONE = "The jobs after it do not run: for these, retry the failed part of the workflow."
+_COUNTS = "Its dead letter is then marked retried."
 
 
 class CancelRun:
@@ -53,7 +49,7 @@ class CancelRun:
         summary = run.summary
         if summary.status in FINAL:
             refuse("", f"the run has already ended as {state(summary.status)}", "retry it for a new run")
-        question, back = f"Cancel 1 run of {summary.key}?", urls("run", run_id=summary.run_id)
+        question, back = f"Cancel this run of {summary.key}?", urls("run", run_id=summary.run_id)
         if is_cancelled(summary):
             return no_change(question, back, "This run is being cancelled already.")
         will = f"The run is {state(summary.status)} and ends as cancelled. No further attempt starts."
@@ -62,7 +58,7 @@ class CancelRun:
             signal = "The attempt gets a signal, and the run ends as cancelled unless the attempt finishes first."
             will = f"Attempt {summary.attempt} is under way{where}. {signal}"
         return Dialog(
-            question, "Cancel 1 run", back,
+            question, "Cancel run", back,
             will=(will, "A cancel cannot be undone. A retry creates a new run."),
             stays=("The job and its other runs continue.",), fields=(REASON,), danger=True,
         )  # fmt: skip
@@ -98,7 +94,8 @@ class RetryRun:
             return _next_attempt(run, page_now(connection), urls)
         if summary.status not in FINAL:
             refuse("", f"the run is {state(summary.status)}", "wait for its end, or cancel it")
-        question, back = f"Retry this run of {summary.key}?", urls("run", run_id=run_id)
+        is_well, back = summary.status == RunState.SUCCEEDED, urls("run", run_id=run_id)
+        question = f"Run {summary.key} again?" if is_well else f"Retry this run of {summary.key}?"
         with connection.snapshot() as reading:
             facts = read_retry_facts(reading, [run_id])
             version = read_job_position(reading, caller.tenant, summary.key).version if facts else 0
@@ -107,11 +104,10 @@ class RetryRun:
             why = "its job is deleted" if facts else "it is no longer stored in the database"
             return cannot(question, back, f"It cannot be retried: {why}.")
         done = len(run.retry_chain.next)
-        is_same = summary.job_version == version
         begins = "after the thaw: a freeze covers the job" if is_frozen else "now"
-        had = "unchanged" if is_same else f"this run had {summary.job_version}"
+        had = "unchanged" if summary.job_version == version else f"this run had {summary.job_version}"
         return Dialog(
-            question, "Retry 1 run", back,
+            question, "Run again" if is_well else "Retry run", back,
             will=(
                 f"Starts one new run with this payload and the current job version ({version}, {had}).",
                 *((_COUNTS,) if any(each.dead_letter is not None for each in facts) else ()),
@@ -174,25 +170,19 @@ def retried_lines(facts: Sequence[RetryFacts], noun: str) -> Sequence[str]:
     before = agreed(retried, "was retried before and gets", "were retried before and get")
     go_on = agreed(still_open, "retry is open and continues", "retries are open and continue")
     found = (
-        (parts, f"{share_first(parts, len(facts), noun)} {part}. {_PART if parts == 1 else PARTS}"),
-        (retried, f"{share_first(retried, len(facts), noun)} {before} one more run."),
+        (parts, f"{share(parts, len(facts), noun)} {part}. {_ALONE}"),
+        (retried, f"{share(retried, len(facts), noun)} {before} one more run."),
         (still_open, f"{number(still_open)} earlier {go_on}."),
     )
     return [words for count, words in found if count]
 
 
-def share_first(count: int, matched: int, noun: str) -> str:
-    """Return `share` as the first words of a sentence."""
-    words = share(count, matched, noun)
-    return f"{words[:1].upper()}{words[1:]}"
-
-
 def share(count: int, matched: int, noun: str) -> str:
-    """Return how many of the things of a dialog bulk work has.
+    """Return how many of the things of a dialog a sentence is about, as its first words.
 
     >>> share(1, 1, "run"), share(3, 3, "run"), share(2, 24, "run")
-    ('this run', 'all of these runs', '2 of these 24 runs')
+    ('This run', 'All of these runs', '2 of these 24 runs')
     """
     if count >= matched:
-        return f"this {noun}" if matched == 1 else f"all of these {noun}s"
+        return f"This {noun}" if matched == 1 else f"All of these {noun}s"
     return f"{number(count)} of these {number(matched)} {noun}s"

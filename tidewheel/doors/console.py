@@ -4,8 +4,8 @@ The address has the filter. The form binds the operation to what its page has co
 operation that nothing can undo needs the number typed, from a hundred things on.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from typing import Any
@@ -27,7 +27,6 @@ from tidewheel.control.console.actions import (
     ensure_counted,
     no_change,
     request_id_of,
-    sample_of,
     text_of,
     until_of,
 )
@@ -39,10 +38,10 @@ from tidewheel.control.instants import typed_number
 from tidewheel.doors.address import query_with
 from tidewheel.errors import FieldError, InvalidInput, refuse
 from tidewheel.nouns.operation import Noun, Operation, Parameter, operations, participle
-from tidewheel.nouns.works.operations import Work
+from tidewheel.nouns.works.operations import KINDS, Changes, Work
 
 _LABELS = {"rate": "Rate limit (per second)"}
-_HELPS = {"rate": "Leave empty for no limit."}
+_HELPS = {"rate": "Leave empty for no limit.", "reason": "Kept in the audit log."}
 _UNBOUNDED = FieldError("", "more than 10,000 match, too many for one page", "choose a job or a shorter time")
 
 
@@ -53,14 +52,16 @@ class Confirm:
     noun: type[Noun]
     verb: str  # the name of the operation's method
     things: str  # what it changes, in the singular, such as `dead letter`
-    sentence: Callable[[Sequence[Any], bool], str]  # what happens to the first ones, and whether these are all
+    sentence: Callable[[Sequence[Any]], str]  # what happens to the first ones
     back: str  # the name of the page of all of them, where the caller comes from
     one: tuple[str, str]  # the name of the page of one of them, and of the id in its address
     not_back: Collection[str] = ()  # fields of the filter that this page lacks
-    line: Callable[[Any], str]  # a line of the sample
+    lines: Callable[[Sequence[Any]], Iterable[str]]  # the sample
     labels: Mapping[str, str] = field(default_factory=dict[str, str])  # of fields, by parameter
     values: Mapping[str, str] = field(default_factory=dict[str, str])  # the first ones of fields, by parameter
-    other: Callable[[Connection, Sequence[Any]], Work | None] = lambda connection, first: None  # under way with these
+    others: Callable[[Connection, Mapping[str, Any], Sequence[Any]], Sequence[Work]] = (
+        lambda connection, filters, first: ()
+    )  # works under way that have some of these
 
     @property
     def scope(self) -> Scope:
@@ -70,25 +71,40 @@ class Confirm:
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Count what it would change by a dry run."""
         query, now = read_query(request, self._query[0]), page_now(connection)
-        found = self._count(connection, self._filter(query, now))
-        many, verb = counted(found.matched, self.things, at_least=found.at_least), self._declared.verb.capitalize()
-        back = self._back(query, urls)
+        filters, verb, back = self._filter(query, now), self._changes.verb.capitalize(), self._back(query, urls)
+        found = self._count(connection, filters)
         if not found.matched:
             return no_change(f"{verb} {self.things}s?", back, f"No {self.things} matches any more.")
-        danger, other = self._declared.danger is not None, self.other(connection, found.first)
-        is_all = found.matched <= min(len(found.first), SAMPLE)
-        above = "The oldest:" if not is_all else f"All {number(found.matched)}:" if found.matched > 1 else ""
-        again = "" if other is None else " again"
-        return Dialog(
-            f"{verb} {many}{again}?", f"{verb} {many}{again}", back, danger=danger,
-            will=(f"{self.sentence(found.first, is_all)} {above}".rstrip(),),
+        danger, others = self._declared.danger is not None, self.others(connection, filters, found.first)
+        taken = min(sum(each.matched_count - each.processed for each in others), found.matched)
+        button = f"{verb} {counted(found.matched, self.things, at_least=found.at_least)}"
+        first = found.first[:SAMPLE]
+        rest = found.matched - len(first)
+        above = f"The oldest {len(first)}:" if rest else f"All {number(found.matched)}:" if found.matched > 1 else ""
+        dialog = Dialog(
+            f"{button}?", button, back, danger=danger, will=(f"{self.sentence(found.first)} {above}".rstrip(),),
             fields=(
                 *map(self._field, self._typed), *(confirmation(found.matched) if danger else ()),
                 *bound(found.matched, now),
             ),
-            sample=sample_of([self.line(each) for each in found.first], found.matched),
-            warnings=(*((_UNBOUNDED,) if danger and found.at_least else ()), *self._under_way(other, found.matched)),
-            way=None if other is None else urls("bulk_work", kind=other.kind, id=other.work_id),
+            sample=(*self.lines(first), *((f"and {number(rest)} more",) if rest else ())),
+            warnings=(_UNBOUNDED,) if danger and found.at_least else (),
+        )  # fmt: skip
+        return self._beside(dialog, others, taken, found.matched, urls) if taken else dialog
+
+    def _beside(self, dialog: Dialog, others: Sequence[Work], taken: int, matched: int, urls: Urls) -> Dialog:
+        """Return the dialog with what works under way do with its things."""
+        these = agreed(matched, "This one is", f"These {number(matched)} are")
+        being = f"already being {participle(self._changes.verb)}"
+        if taken < matched:
+            some = FieldError("", f"{number(taken)} of these {agreed(taken, 'is', 'are')} {being}", "")
+            return replace(dialog, warnings=(*dialog.warnings, some))
+        done, total = (sum(getattr(each, name) for each in others) for name in ("processed", "matched_count"))
+        rate = f", at most {others[0].rate:g} per second" if len(others) == 1 and others[0].rate else ""
+        return replace(
+            dialog, question=f"{these} {being}", will=(f"{number(done)} of {number(total)} done{rate}.",),
+            way=urls("bulk_work", kind=others[0].kind, id=others[0].work_id),
+            anyway=f"{dialog.button.partition(' ')[0]} {agreed(matched, 'it', 'them')} anyway",
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -107,11 +123,15 @@ class Confirm:
             refuse("", f"no {self.things} matches", "go back; it has perhaps been changed already")
         many, be = counted(result.matched, self.things, at_least=result.at_least), agreed(result.matched, "is", "are")
         to = urls("bulk_work", kind=self._declared.verb, id=result.work_id)
-        return Done(to, f"{many} {be} being {participle(self._declared.verb)}.")
+        return Done(to, f"{many} {be} being {participle(self._changes.verb)}.")
 
     @cached_property
     def _declared(self) -> Operation:
         return operations(self.noun)[self.verb]
+
+    @property
+    def _changes(self) -> Changes:
+        return KINDS[self._declared.verb]
 
     @cached_property
     def _typed(self) -> Sequence[Parameter]:
@@ -138,14 +158,6 @@ class Confirm:
         options, value = [(choice, choice) for choice in each.choices], self.values.get(each.name, "")
         words = _HELPS.get(each.name, each.help)
         return Field(each.name, label, "choice" if options else "text", value, options=options, help=words)
-
-    def _under_way(self, work: Work | None, matched: int) -> Sequence[FieldError]:
-        """Warn of a work under way that has the first of these things."""
-        if work is None:
-            return ()
-        these = f"these {number(matched)} are" if work.matched_count == matched > 1 else "the oldest of these is"
-        progress = f"{number(work.processed)} of {number(work.matched_count)} done"
-        return (FieldError("", f"{these} already being {participle(self._declared.verb)}: {progress}", ""),)
 
     def _back(self, query: TenantQuery, urls: Urls) -> str:
         page, name = self.one

@@ -80,7 +80,7 @@ def test_second_redrive_and_a_repeat_change_each_dead_letter_once(pages: ApiClie
     assert database.value("SELECT sum(done_count) FROM works") == 1
     assert first != second
     assert done(pages.post(path, data=fields)) == first, "no dead letter matches any more"
-    assert "No dead letter that is not redriven matches." in shown(pages, "/dead-letters?job=other")
+    assert "No open dead letter matches." in shown(pages, "/dead-letters?job=other")
 
 
 def test_cancellation_beside_another_concerns_what_that_leaves(pages: ApiClient) -> None:
@@ -137,9 +137,9 @@ def test_causes_of_dead_letters_lead_to_a_redrive_of_just_these(pages: ApiClient
     text = shown(pages, "/dead-letters", ">4</span></a>", without="second line")
     assert "x" * 200 not in text
     assert "version 1; now 2" in text
-    path = link(text, "Redrive 3…")
+    path = link(text, "Retry 3…")
     dialog = shown(pages, path)
-    assert "Redrive 3 dead letters?" in re.sub(r"</?bdi>", "", dialog)
+    assert "Retry 3 dead letters?" in re.sub(r"</?bdi>", "", dialog)
     assert "Failed runs are retried on their job's current version" in unescape(dialog)
     place = done(posted(pages, path, rate="0.5", reason=REASON))
     progress = shown(pages, place, "0 of 3 dead letters that matched at its start", "No scheduler is alive")
@@ -150,12 +150,12 @@ def test_causes_of_dead_letters_lead_to_a_redrive_of_just_these(pages: ApiClient
     done(posted(pages, f"{place}/resume"))
     database.execute("UPDATE works SET rate = NULL")
     work_off(database)
-    assert "3 redriven" in shown(pages, place)
+    assert "3 retried" in shown(pages, place)
     made = found_on(shown(pages, place), r'href="([^"]+)">The dead letters that it included')
     listed = shown(pages, made)
     for run in database.rows("SELECT redriven_run_id FROM dead_letters WHERE redriven_run_id IS NOT NULL"):
         assert f'href="/runs/{run[0]}"' in listed
-    assert "redrive" in shown(pages, "/bulk")
+    assert "Retry of dead letters" in shown(pages, "/bulk")
     assert ">1</span></a>" in shown(pages, "/dead-letters")
     [run] = re.findall(r'href="/runs/([0-9a-f-]{36})"', shown(pages, "/dead-letters?show=redriven&limit=1"))
     assert "queued" in shown(pages, f"/runs/{run}")
@@ -166,9 +166,9 @@ def test_redrive_names_the_dead_letters_that_left_it(pages: ApiClient) -> None:
     place = done(posted(pages, "/dead-letters/redrive?kind=run", **counted(pages, "/dead-letters/redrive?kind=run")))
     done(posted(pages, f"/runs/{first}/retry"))
     page = shown(pages, place, "0 of 2 dead letters that matched at its start")
-    assert "0 redriven. A retry, another redrive or a purge took 1 dead letter first." in page
+    assert "0 retried. Another retry or a purge took 1 dead letter first." in page
     assert "0 of 2" in shown(pages, "/bulk")
-    took = "A retry, another redrive or a purge took 1 dead letter first."
+    took = "Another retry or a purge took 1 dead letter first."
     lost = f'<p class="caption" title="{took}">1 taken by others</p>'
     assert lost in shown(pages, "/bulk")
     done(posted(pages, f"{place}/pause"))
@@ -177,7 +177,7 @@ def test_redrive_names_the_dead_letters_that_left_it(pages: ApiClient) -> None:
     work_off(pages.database)
     assert lost in shown(pages, "/bulk")
     ended = shown(pages, place, "1 of 2 dead letters that matched at its start")
-    assert "1 redriven. A retry, another redrive or a purge took 1 dead letter first." in ended
+    assert "1 retried. Another retry or a purge took 1 dead letter first." in ended
 
 
 def test_account_of_a_cancelled_redrive_adds_up(pages: ApiClient) -> None:
@@ -190,8 +190,8 @@ def test_account_of_a_cancelled_redrive_adds_up(pages: ApiClient) -> None:
     done(posted(pages, f"/runs/{run}/retry"))
     database.client.dead_letters.redrive(ids=[third])
     done(posted(pages, f"{place}/cancel"))
-    words = "A retry, another redrive or a purge took 1 dead letter. 3 dead letters are left as before."
-    shown(pages, place, "1 of 5 dead letters that matched at its start", f"1 redriven. {words}")
+    words = "Another retry or a purge took 1 dead letter. 3 dead letters are left as before."
+    shown(pages, place, "1 of 5 dead letters that matched at its start", f"1 retried. {words}")
     assert words in shown(pages, "/bulk")
     assert f"Done so far: 1 of 5 dead letters. {words}" in shown(pages, f"{place}/cancel")
     work_off(database)
@@ -203,14 +203,12 @@ def test_dead_letter_shows_its_run_its_attempts_and_what_it_became(pages: ApiCli
     run = fail(pages.database)
     number = pages.database.value("SELECT id FROM dead_letters")
     path = f"/dead-letters/{number}"
-    text = shown(
-        pages, path, "Failed after 1 attempt", "ValueError: no<", ">not redriven</span>", f'href="/runs/{run}"'
-    )
-    place = done(posted(pages, link(text, "Redrive…")))
+    text = shown(pages, path, "Failed after 1 attempt", "ValueError: no<", f'href="/runs/{run}"')
+    place = done(posted(pages, link(text, "Retry…")))
     work_off(pages.database)
     again = pages.database.value("SELECT redriven_run_id FROM dead_letters")
     assert f'href="/runs/{again}"' in shown(pages, place)
-    shown(pages, path, f'as <a class="mono" href="/runs/{again}">', without="Redrive…")
+    shown(pages, path, f'as <a class="mono" href="/runs/{again}">', without="Retry…")
     assert_refused(posted(pages, f"/dead-letters/redrive?id={number}"), "No dead letter matches")
 
 
@@ -218,8 +216,8 @@ def test_dead_message_is_shown_in_hexadecimal_and_as_text_and_sent_again(pages: 
     garble(pages.database, value=b"\xff{\x00<script>alert(1)</script>" + "\u202e".encode())
     number = pages.database.value("SELECT id FROM dead_letters")
     text = shown(pages, f"/dead-letters/{number}", "0000  ff 7b 00 3c 73 63 72 69", ".{.&lt;script&gt;", "3 @ 0")
-    assert "it is neither JSON nor Avro" in text
-    done(posted(pages, link(text, "Redrive…")))
+    assert "neither JSON nor Avro" in text
+    done(posted(pages, link(text, "Retry…")))
     work_off(pages.database)
     assert "unchanged." in shown(pages, f"/dead-letters/{number}")
 
@@ -331,8 +329,8 @@ def test_number_that_has_grown_is_shown_before_anything_changes(pages: ApiClient
 def test_purge_concerns_what_the_list_shows(pages: ApiClient) -> None:
     fail(pages.database)
     text = shown(pages, "/dead-letters")
-    assert link(text, "Redrive 1 run…") == "/dead-letters/redrive"
-    assert link(text, "Purge all not redriven…") == "/dead-letters/purge?redriven=false"
+    assert link(text, "Retry 1 run…") == "/dead-letters/redrive"
+    assert link(text, "Purge all open…") == "/dead-letters/purge?redriven=false"
     for path in ("/dead-letters?redriven=true", "/dead-letters?show=redriven"):
         assert "/dead-letters/redrive" not in shown(pages, path)
     assert posted(pages, "/dead-letters/purge?redriven=true").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
@@ -408,20 +406,20 @@ def test_dialogs_of_many_retries_count_what_the_button_does_to_them(pages: ApiCl
     dialog = shown(pages, path)
     for words in (
         "Retry 3 runs?",
-        "2 of these 3 runs have dead letters, which are then marked redriven.",
-        "1 of these 3 runs is a part of a workflow. It runs alone: to start the jobs after it, resume",
+        "2 of these 3 runs have dead letters, which are then marked retried.",
+        "1 of these 3 runs is a part of a workflow. The jobs after it do not run",
         "1 of these 3 runs was retried before and gets one more run.",
         "1 earlier retry is open and continues.",
         "Of these, 1 run cannot be retried: the job is deleted",
     ):
         assert words in dialog, words
-    assert "Redrive 3 dead letters?" in shown(pages, "/dead-letters/redrive")
+    assert "Retry 3 dead letters?" in shown(pages, "/dead-letters/redrive")
     assert "It cannot be retried: its job is deleted." in shown(pages, f"/runs/{gone}/retry")
     place = done(posted(pages, "/dead-letters/redrive"))
     done(posted(pages, path))
     assert "3 runs created. 1 could not be retried." in shown(pages, "/runs")
     work_off(database)
-    assert "0 redriven" in shown(pages, place)
+    assert "0 retried" in shown(pages, place)
     assert database.value("SELECT count(*) FROM dead_letters WHERE redriven_at IS NULL") == 1
 
 
@@ -671,7 +669,7 @@ def test_cancel_of_a_tab_keeps_its_filter_and_says_what_a_state_is_not(pages: Ap
     triggered(database, "job", 2)
     path = link(shown(pages, "/runs?status=queued&job=job"), "Cancel all unstarted runs of this job…")
     dialog = re.sub(r"</?bdi>", "", shown(pages, path))
-    assert_has(dialog, "Cancel 2 runs of job?", "The filter by state does not apply")
+    assert_has(dialog, "Cancel 2 runs of job?", "Started runs continue.")
     assert 'href="/runs?status=queued&amp;job=job">Back' in dialog
     assert "/runs/cancel-all" not in shown(pages, "/runs?status=succeeded&job=job")
     assert "/runs/cancel-all" not in shown(pages, "/runs?status=running"), "a cancellation needs another filter"

@@ -114,11 +114,11 @@ def test_webhook_is_submitted_fails_is_mended_and_redriven(here: Page, database:
     expect(here.locator("main")).to_contain_text("version 2")
 
     place(here, "Dead letters")
-    dialog = asked(here, "Redrive 1…")
+    dialog = asked(here, "Retry 1…")
     do(dialog)
     expect(here.locator("main")).to_contain_text("0 of 1 dead letter that matched at its start")
     work_off(database)
-    expect(here.locator("main")).to_contain_text("1 redriven", timeout=HEARD)
+    expect(here.locator("main")).to_contain_text("1 retried", timeout=HEARD)
     expect(here.locator(".title")).to_contain_text("finished")
 
 

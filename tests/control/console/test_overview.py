@@ -104,7 +104,7 @@ def test_overview_with_failures_is_not_all_well(database: Database) -> None:
     with signed_console(database) as client:
         page = shown(client, "/")
     assert ">1 problem needs attention</h1>" in page, "a dead letter of the failed run is no second one"
-    assert re.findall(r"Redrive…|Show failed runs", page) == ["Show failed runs"], "a key that reads sees no button"
+    assert re.findall(r"Retry…|Show failed runs", page) == ["Show failed runs"], "a key that reads sees no button"
 
 
 @pytest.mark.landing

@@ -26,7 +26,7 @@ from tidewheel.nouns.operation import Page, operations
 _SCOPES = {
     Scope.READ: "look at jobs, runs and pages",
     Scope.WRITE: "create, edit, trigger, delete and roll back jobs, edit calendars",
-    Scope.OPERATE: "pause and backfill jobs, skip occurrences, cancel and retry runs, redrive and purge, freeze",
+    Scope.OPERATE: "pause and backfill jobs, skip occurrences, cancel and retry runs, purge dead letters, freeze",
     Scope.ADMIN: "all of these, and tenants, keys and the audit log",
     Scope.EXECUTE: "run jobs of every queue, as an executor in another language",
 }

@@ -1,7 +1,7 @@
 """Dead letters on the web: the pages, and the one answer that REST has in a form of its own."""
 
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -94,14 +94,14 @@ class DeadLettersListPage:
             return {"folds": neighbours(page.dead_letters, _alike, lambda each: str(each.id) == query.opened)}
 
         filters, by_cause = filters_of(query, "opened", "view"), query.view == "causes" and query.show == "open"
-        by_cause = by_cause and query.cursor is None and not set(filters) - {"last"}
+        by_cause = by_cause and query.cursor is None and not set(filters) - {"last", "since"}
         view = list_view(
             "dead_letters", query, listed, errors=errors, now=now, urls=urls, of_page=folded, fields=_FORM,
             shown=("view", "opened"),
         )  # fmt: skip
         selected = {name: value for name, value in filters.items() if name not in {"last", "show"}}
-        if query.last is not None:  # an instant in place of the span
-            selected["since"] = f"{since:%Y-%m-%dT%H:%M:%SZ}"
+        for name, at in (("since", since), ("until", narrowed["until"])):  # an instant in place of its words
+            selected |= {} if at is None else {name: format_timestamp(at.replace(microsecond=0))}
         more: dict[str, Any] = {
             "groups": part(lambda: DeadLetters(connection).groups(since=since, redriven=False)) if by_cause else None,
             "shown_groups": _GROUPS, "most_groups": _MOST_GROUPS, "group_filters": group_filters,
@@ -166,9 +166,8 @@ def _redrive_of(redrives: Sequence[Work], found: DeadLetterGroup | DeadLetterSum
 
     def has_all(work: Work) -> bool:
         given = work.filter
-        other = {name: value for name, value in given.items() if value and name not in _SPAN}
         return (
-            other.items() <= named.items()
+            _narrowing(given).items() <= named.items()
             and str(given.get("since", last)) <= first
             and last <= str(given.get("until", ""))
         )
@@ -176,39 +175,58 @@ def _redrive_of(redrives: Sequence[Work], found: DeadLetterGroup | DeadLetterSum
     return next(filter(has_all, redrives), None)
 
 
-def _under_way(connection: Connection, found: Sequence[DeadLetterSummary]) -> Work | None:
-    """Return a redrive under way that has the oldest dead letter of another one."""
-    return _redrive_of(_redrives(connection), found[0]) if found else None
+def _under_way(connection: Connection, given: Mapping[str, Any], first: Sequence[DeadLetterSummary]) -> Sequence[Work]:
+    """Return the redrives under way with dead letters of another one.
+
+    Of ids or of a span it is one that has all that the dialog shows.
+    """
+    running = _redrives(connection)
+    if given.get("ids") or given.get("since"):
+        of_each = [_redrive_of(running, each) for each in first]
+        return [work for work in of_each[:1] if work is not None and all(each is work for each in of_each)]
+    named = {"job" if name == "key" else name: value for name, value in given.items()}
+    asked = _narrowing({**named, "kind": given.get("kind") or "run"})
+    found = [(work, _narrowing(work.filter)) for work in running]
+    return [work for work, its in found if its.items() <= asked.items() or asked.items() <= its.items()]
+
+
+def _narrowing(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a filter without its times and its empty fields."""
+    return {name: value for name, value in given.items() if value and name not in _SPAN}
 
 
 def _alike(each: DeadLetterSummary) -> object:
     return each.job_id, each.offset, each.status, each.error_type, each.reason, each.redriven_run_id
 
 
-def _line(each: DeadLetterSummary) -> str:
-    error = each.reason if each.error_type in {None, each.reason} else f"{each.error_type}: {each.reason}"
-    first = next(iter(error.splitlines()), "")[:_WORDS]
-    return f"{each.key or each.topic}: {first}, {each.created_at:%Y-%m-%dT%H:%M:%SZ}"
+def _lines(found: Sequence[DeadLetterSummary]) -> Iterator[str]:
+    """Yield a line about each dead letter; one about equal neighbours."""
+    for fold in neighbours(found, _alike, lambda each: False, apart=True):
+        each, many = fold[0], f", {len(fold)} times" if len(fold) > 1 else ""
+        error = each.reason if each.error_type in {None, each.reason} else f"{each.error_type}: {each.reason}"
+        first = next(iter(error.splitlines()), "")[:_WORDS]
+        times = " to ".join(f"{at:%Y-%m-%dT%H:%M:%SZ}" for at in dict.fromkeys((each.created_at, fold[-1].created_at)))
+        yield f"{each.key or each.topic}{many}: {first}, {times}"
 
 
-def _redriven(first: Sequence[DeadLetterSummary], is_all: bool) -> str:  # noqa: FBT001 - as a dialog calls it
+def _redriven(first: Sequence[DeadLetterSummary]) -> str:
     """Return what happens to dead letters of runs, and to those of messages."""
-    runs = [each.key is not None for each in first]
+    kinds = {each.kind for each in first}
     parts = (
-        (not is_all or any(runs), "Failed runs are retried on their job's current version."),
-        (not is_all or not all(runs), "Messages are sent to their topic again."),
+        ("run", "Failed runs are retried on their job's current version."),
+        ("message", "Messages are sent to their topic again."),
     )
-    return " ".join(words for applies, words in parts if applies)
+    return " ".join(words for kind, words in parts if kind in kinds)
 
 
 _confirm = partial(
-    Confirm, noun=DeadLetters, things="dead letter", back="dead_letters", one=("dead_letter", "number"), line=_line
+    Confirm, noun=DeadLetters, things="dead letter", back="dead_letters", one=("dead_letter", "number"), lines=_lines
 )
 CONFIRMED = (
-    _confirm(verb="redrive", sentence=_redriven, values={"rate": "50"}, other=_under_way),
+    _confirm(verb="redrive", sentence=_redriven, values={"rate": "50"}, others=_under_way),
     _confirm(
         verb="purge",
-        sentence=lambda first, is_all: "Purged dead letters are deleted and cannot be redriven.",
+        sentence=lambda first: "Purged dead letters are deleted and cannot be retried.",
     ),
 )
 

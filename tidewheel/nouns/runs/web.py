@@ -1,6 +1,6 @@
 """Runs on the web: REST's routes by hand, and the confirm page of a retry by filter."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -151,13 +151,13 @@ class RunsApi:
         return as_json_response(document, status, where)
 
 
-def _line(each: RunSummary) -> str:
-    return f"{each.run_id}  {each.key}  {each.error_type or each.status}"
+def _lines(found: Sequence[RunSummary]) -> Sequence[str]:
+    return [f"{each.run_id}  {each.key}  {each.error_type or each.status}" for each in found]
 
 
 CONFIRMED = (Confirm(
     noun=Runs, verb="retry_failed", things="failed run", back="runs", not_back=("error_type",),
     one=("run", "run_id"),
-    sentence=lambda first, is_all: "Each becomes a new run with its own payload, unless it has been retried already.",
-    line=_line, values={"rate": "50"}, labels={"versions": "Version of the new runs"},
+    sentence=lambda first: "Each becomes a new run with its own payload, unless it has been retried already.",
+    lines=_lines, values={"rate": "50"}, labels={"versions": "Version of the new runs"},
 ),)  # fmt: skip

@@ -59,18 +59,19 @@ Kind = Literal["backfill", "redrive", "purge", "retry"]
 
 
 class Changes(NamedTuple):
-    """The things that a kind of bulk work changes, and what else takes these first."""
+    """The things of a kind of bulk work, the console's verb, and what else takes these things first."""
 
     noun: str
+    verb: str
     others: str = ""
     creates_runs: bool = True
 
 
 KINDS: Mapping[str, Changes] = {
-    "backfill": Changes("occurrence"),
-    "redrive": Changes("dead letter", "A retry, another redrive or a purge"),
-    "purge": Changes("dead letter", "A redrive or another purge", creates_runs=False),
-    "retry": Changes("run", "Another retry or a redrive"),
+    "backfill": Changes("occurrence", "backfill"),
+    "redrive": Changes("dead letter", "retry", "Another retry or a purge"),
+    "purge": Changes("dead letter", "purge", "A retry or another purge", creates_runs=False),
+    "retry": Changes("run", "retry", "Another retry"),
 }
 """The words of each kind."""
 
