@@ -15,6 +15,7 @@ from tidewheel.control.console.job_lead import is_stuck
 from tidewheel.control.console.job_rows import error_lines
 from tidewheel.control.console.run_axis import timing
 from tidewheel.control.console.run_log import Log, attempts_with_logs, is_over, more_of, read_log, run_id_of
+from tidewheel.control.console.runs import PageOfRunsQuery, fold_runs
 from tidewheel.control.console.sentences import about_run
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, in_snapshot, of_all_tenants, or_else, page_now, part, part_of
@@ -99,10 +100,12 @@ class RunPage:
         read = part_of(connection, list_runs, caller.tenant, of_job, limit=_LATEST, counts=False)
         latest = () if isinstance(read, Failed) else read.runs
         is_troubled = run.summary.status == RunState.RETRYING or is_stuck(run, now)
+        family = "bad" if run.status in DEAD_LETTERED else "trouble" if is_troubled else ""
+        messages = error_lines(connection, latest)
         return View(
             {
                 "now": now, "run": run, "summary": run.summary, "sentence": sentence,
-                "family": "bad" if run.status in DEAD_LETTERED else "trouble" if is_troubled else "",
+                "family": family,
                 "timing": timing(run, now, or_else(log, None)), "thaw": part(read_thaw) if is_stored else None,
                 "is_final": run.summary.status in FINAL, "able": part(read_able),
                 "newest": run.attempts[: -_OPEN_ROWS - 1 : -1], "older": run.attempts[: -_OPEN_ROWS][::-1],
@@ -111,7 +114,9 @@ class RunPage:
                 "target": part(read_target) if run.handler.startswith(RESERVED) else None,
                 "names": or_else(part_of(connection, executor_names, list(ended_by)), {}) if ended_by else {},
                 "most": _NEIGHBOURS, "picked": picked, "with_logs": with_logs, "log": log,
-                "latest": latest, "messages": error_lines(connection, latest),
+                "latest": latest, "messages": messages, "filters": {"job": run.summary.key}, "kept": {},
+                "query": PageOfRunsQuery(),
+                "folds": fold_runs(latest, messages, now, apart=family == "trouble", of=run_id),
                 "more": more_of(urls, run_id, log) if follows and isinstance(log, Log) else None,
             }
         )  # fmt: skip

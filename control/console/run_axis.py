@@ -106,11 +106,10 @@ def timing(run: RunDetail, now: datetime, log: Log | None = None) -> Mapping[str
             stages.append(Stage("log", counted(len(log.lines) + log.left_out, "line"), shape="marks", marks=marks))
     known = {each.name for each in run.stages if each.known}
     passed = dict.fromkeys(each.name for each in run.stages if each.name in _NAMES)
-    step = max(steps, key=lambda each: each.ended_at - each.began_at, default=None)
     slowest, longest = max(took.items(), key=itemgetter(1), default=("", timedelta(0)))
     return {
         "stages": stages, "begin": begin, "ruler": axis.ruler(end - begin), "total": end - begin,
-        "slowest": slowest if longest else "", "step": step if slowest.startswith("attempt") else None,
+        "slowest": slowest if longest else "",
         "left_out": left_out, "missing": [_NAMES[name] for name in passed if name not in known],
     }  # fmt: skip
 
@@ -131,12 +130,16 @@ class _Axis:
         return 100 * (at / self.span)
 
     def ruler(self, whole: timedelta) -> Sequence[tuple[float, str]]:
-        """Return the times since the begin that have room, each with its place."""
+        """Return the times since the begin, each with its place; without its words where these have no room."""
         step = next((each for each in _RULER if whole <= _RULES * each), whole)
         times = [step * at for at in range(int(whole / step) + 1)]
-        places = [round(self.place(self.begin + at), 2) for at in times]
-        pairs = zip(times[1:], places[1:], places, strict=False)
-        return [(x, duration(at)) for at, x, before in pairs if before + _ROOM <= x <= 100 - 1.6 * _ROOM]
+        found, last = list[tuple[float, str]](), 0.0
+        for at in times[1:]:
+            x = round(self.place(self.begin + at), 2)
+            has_room = last + _ROOM <= x <= 100 - 1.6 * _ROOM
+            found.append((x, duration(at) if has_room else ""))
+            last = x if has_room else last
+        return found
 
     def bar(self, given: _Span, shape: str = "bar") -> Stage:
         left, right = (min(max(self.place(at), 0.0), 100.0) for at in (given.since, given.until))
@@ -183,7 +186,8 @@ def _spans(run: RunDetail, attempts: Sequence[PastAttempt], first: datetime, now
         began = each.started_at or each.finished_at
         if began > before:
             yield _Span(wait, duration(began - before), "ahead", before, began)
-        took = "" if each.started_at is None else duration(each.finished_at - each.started_at)
+        is_whole = summary.finished_at == each.finished_at and began <= first  # then the title has its duration
+        took = "" if each.started_at is None or is_whole else duration(each.finished_at - each.started_at)
         parts = (took, state(each.outcome), "" if each.error_type else answer_of(run.handler, each.result))
         family, words = family_of(each.outcome), ", ".join(filter(None, parts))
         yield _Span(f"attempt {each.attempt}", words, family, began, each.finished_at, each.attempt)
@@ -211,7 +215,7 @@ def _steps(axis: _Axis, found: Sequence[StepTime]) -> Iterator[Stage]:
         yield axis.bar(_Span(f"{number(many)} earlier steps", words, "bad" if failed else "good", since, until), "step")
     for each in found[many:]:
         took, family = duration(each.ended_at - each.began_at), "bad" if each.error_type else "good"
-        words = f"{took}, {each.error_type or 'saved'}"
+        words = ", ".join(filter(None, (took, each.error_type)))
         yield axis.bar(_Span(each.name, words, family, each.began_at, each.ended_at), "step")
 
 

@@ -82,7 +82,7 @@ class RunsPage:
         query, errors = read_filters(request, _QUERY, now)
         narrowed = _filter_of(query, now)
         fails = query.group == "failed_or_timed_out" or narrowed.get("status") in DEAD_LETTERED
-        folded = partial(_folded, now=now, opened=query.opened, fails=fails)
+        folded = partial(fold_runs, now=now, opened=query.opened, apart=fails)
 
         def listed() -> tuple[RunPage, str | None]:
             cursors = Cursors.of_list("runs", query, caller.tenant)
@@ -123,16 +123,17 @@ class RunsPage:
         )  # fmt: skip
 
 
-def _folded(
-    runs: Sequence[RunSummary], messages: Mapping[UUID, str], now: datetime, opened: str | None, *, fails: bool
-) -> list[Sequence[RunSummary]]:
-    """Return equal neighbours together; of a list of failures all that failed in the same way."""
+def fold_runs(
+    runs: Sequence[RunSummary], messages: Mapping[UUID, str], now: datetime, opened: str | None = None,
+    *, apart: bool, of: UUID | None = None,
+) -> list[Sequence[RunSummary]]:  # fmt: skip
+    """Return equal neighbours together, or all equal ones; the run `of` stays alone."""
 
     def alike(run: RunSummary) -> object:
         why = timed(run.why.words, UTC, now) if run.why else (run.reason, messages.get(run.run_id))
-        return run.job_id, run.status, run.cause, run.error_type, why
+        return run.run_id == of, run.job_id, run.status, run.cause, run.error_type, why
 
-    return neighbours(runs, alike, lambda run: str(run.run_id) == opened, apart=fails)
+    return neighbours(runs, alike, lambda run: str(run.run_id) == opened, apart=apart)
 
 
 def _filter_of(query: PageOfRunsQuery, now: datetime) -> PageFilter:

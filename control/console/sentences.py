@@ -1,5 +1,6 @@
 """One sentence about a run, under the title of its page."""
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tidewheel.control.console.words import between, counted, reason_words, state, when
@@ -37,6 +38,8 @@ def about_run(run: RunDetail, now: datetime, neighbours: Neighbours | None = Non
             unmet = _unmet(neighbours) if summary.reason == SkipReason.PARENTS and neighbours is not None else ""
             reason = f": {unmet or reason_words(summary.reason)}" if summary.reason else ""
             return f"{state(summary.status).capitalize()} {when(summary.finished_at, now)}{reason}."
+        case _ if summary.why is not None and summary.why.code is WaitCode.RETRY:
+            return _retrying(run, summary.why, now)
         case _ if summary.why is not None:
             return waiting(summary.why, now)
         case status:
@@ -57,6 +60,16 @@ def waiting(why: Wait, now: datetime) -> str:
     """Return for what a run waits, as a sentence."""
     is_near = why.until is not None and _SECOND <= why.until - now < _DAY
     return f"{why.words[:1].upper()}{why.words[1:]}{f', {when(why.until, now)}' if is_near else ''}."
+
+
+def _retrying(run: RunDetail, why: Wait, now: datetime) -> str:
+    """Return which attempt ended and when the next one starts, with the error behind."""
+    how, _, rest = why.words.partition(" (")
+    error, _, then = rest.rpartition("); ")
+    attempt = f"ttempt {run.summary.attempt}"
+    of = f" of {run.max_attempts}" if run.failed_attempts == run.summary.attempt else ""  # a lost one does not count
+    words = f"{how}; {then}".removesuffix("; ").replace(attempt, f"{attempt}{of}", 1)
+    return waiting(replace(why, words=words), now).removesuffix(".") + (f": {error}" if error else ".")
 
 
 def cut(text: str) -> str:

@@ -181,7 +181,7 @@ def test_steps_and_log_lines_are_at_their_times_in_their_attempts(pages: ApiClie
     inside = [each for each in kinds if each[0] in {"step", "marks"} or each[1].startswith("attempt")]
     assert [each[:2] for each in inside if each[0] != "step"][-1] == ("marks", "log")
     assert [each[1:] for each in inside if each[0] == "step"] == [
-        ("<b>charge", "saved"), ("label", "ZeroDivisionError"), ("label", "saved"),
+        ("<b>charge", ""), ("label", "ZeroDivisionError"), ("label", ""),
     ]  # fmt: skip
     assert [name for _, name, _ in inside].index("attempt 2") == 3
     [mark] = re.findall(r'<a class="(\w+)" href="#(a2-L\d)" aria-label="([^"]*)"', page)
