@@ -75,7 +75,7 @@ def test_callback_leads_to_the_run_of_its_trigger(pages: ApiClient) -> None:
 def test_resume_runs_the_failed_part_again_and_counts_its_callbacks_anew(pages: ApiClient) -> None:
     batch = submitted(pages.database)
     play(pages.database, failing)
-    shown(pages, f"/batches/{batch}/resume", "Retry 1 run of this batch?", "The 1 successful run is kept.")
+    shown(pages, f"/batches/{batch}/resume", "Retry 1 failed run of batch ", "the 1 that succeeded is kept.")
     assert done(posted(pages, f"/batches/{batch}/resume")) == f"/batches/{batch}"
     page = shown(pages, f"/batches/{batch}", "The batch is resumed.", "1 of 3 runs ended.", "resumed 1 time")
     assert "no run has failed" in callbacks(page)
@@ -88,9 +88,9 @@ def test_resume_runs_the_failed_part_again_and_counts_its_callbacks_anew(pages: 
 def test_open_batch_is_closed_and_cancelled(pages: ApiClient) -> None:
     batch = submitted(pages.database, is_open=True)
     end_some(pages.database, lambda _: RunState.SUCCEEDED, never(), 1)
-    assert "Open: 0 of" in shown(pages, f"/batches/{batch}")
+    assert "0 of" in shown(pages, f"/batches/{batch}", "Close…")
     assert done(posted(pages, f"/batches/{batch}/close")) == f"/batches/{batch}"
-    shown(pages, f"/batches/{batch}", "The batch is closed.", without="Open: ")
+    shown(pages, f"/batches/{batch}", "The batch is closed.", without="Close…")
     assert "takes no further runs" in shown(pages, f"/batches/{batch}/close")
     assert done(posted(pages, f"/batches/{batch}/cancel", reason="wrong prices")) == f"/batches/{batch}"
     page = shown(pages, f"/batches/{batch}")

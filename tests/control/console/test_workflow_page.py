@@ -93,11 +93,11 @@ def test_part_that_was_cancelled_beside_a_running_parent_stays_cancelled(pages: 
 
 def test_resume_names_what_runs_again_and_opens_a_generation(pages: ApiClient) -> None:
     root = played(pages.database)
-    dialog = shown(pages, f"/workflows/{root}/resume", "Retry 2 jobs of a?", "as generation 1")
+    dialog = shown(pages, f"/workflows/{root}/resume", "Retry 2 jobs of a?")
     assert_has(dialog, "<bdi>2 jobs stay as they are.</bdi>", "<li><bdi>b</bdi></li><li><bdi>d</bdi></li>")
-    assert_has(dialog, "1 dead letter is then marked redriven.", without="open retry")
+    assert_has(dialog, "1 dead letter is then marked retried.", without="open retry")
     retry = shown(pages, f"/runs/{run_of(pages.database, 'b')}/retry", "the current job version (1, unchanged).")
-    assert "Its dead letter is then marked redriven." in retry
+    assert "Its dead letter is then marked retried." in retry
     assert posted(pages, f"/runs/{run_of(pages.database, 'b')}/retry").status_code == HTTPStatus.SEE_OTHER
     dialog = shown(pages, f"/workflows/{root}/resume", "1 open retry run continues beside the new runs.")
     assert "Dead letters that" not in dialog, "the retry counts as its redrive"

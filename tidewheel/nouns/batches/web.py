@@ -1,5 +1,6 @@
 """Batches on the web: the list, the page of one, and dialogs to close, resume and cancel one."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -13,21 +14,28 @@ from tidewheel.api_keys import Scope
 from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import Cursors, PageQuery, TenantQuery, Text, read_query
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.actions import Dialog, Done, no_change, request_id_of, text_of
+from tidewheel.control.console.actions import REASON, Dialog, Done, no_change, request_id_of, text_of
 from tidewheel.control.console.door import Form
-from tidewheel.control.console.run_actions import REASON
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, list_view, or_else, page_now, part_of, read_filters
-from tidewheel.control.console.words import agreed, counted, number, state
+from tidewheel.control.console.words import agreed, counted, number, short_id, state
 from tidewheel.control.reads.outcomes import ErrorLine, read_error_lines
 from tidewheel.doors.address import after_of, next_cursor
 from tidewheel.ids import read_uuid
 from tidewheel.intake.apply import replies_of
-from tidewheel.nouns.batches.operations import Batches, BatchSummary, list_failed_runs, read_callbacks, show_batch
+from tidewheel.nouns.batches.operations import (
+    Batches,
+    BatchNode,
+    BatchSummary,
+    list_failed_runs,
+    read_callbacks,
+    show_batch,
+)
 from tidewheel.nouns.operation import Page, operations
 from tidewheel.nouns.runs.model import RunSummary
 from tidewheel.nouns.runs.reads import read_runs
 from tidewheel.postgres.session import Conn
+from tidewheel.runs import OPEN
 from tidewheel.transitions.occurrences import NodeRun, read_node_runs
 
 ROWS = 200
@@ -72,18 +80,13 @@ def _shares(batch: BatchSummary) -> list[Share]:
 
 
 def about_batch(batch: BatchSummary) -> str:
-    """Return how many runs of a batch have ended and how, and why the others wait."""
+    """Return how many runs of a batch have ended, and why it waits; empty if the counts by state say all."""
     paused = f"Paused{f': {batch.reason}' if batch.reason else ''}. " if batch.state == "paused" else ""
     runs = counted(batch.total, "run")
     if batch.total and batch.succeeded == batch.total:
-        ended = f"All {runs} succeeded"
-    elif batch.pending:
-        ended = f"{number(batch.total - batch.pending)} of {runs} ended"
-    else:
-        bad, how = (batch.failed, "failed") if batch.failed else (batch.total - batch.succeeded, "did not run")
-        ended = f"{number(bad)} of {runs} {how}"
-    failed = f", {number(batch.failed)} failed" if batch.pending and batch.failed else ""
-    return f"{paused}{'Open: ' if batch.accepts_runs else ''}{ended}{failed}."
+        return f"All {runs} succeeded."
+    ended = f"{number(batch.total - batch.pending)} of {runs} ended." if batch.pending else ""
+    return f"{paused}{ended}".rstrip()
 
 
 class Callback(NamedTuple):
@@ -153,6 +156,7 @@ class BatchPage:
             callbacks = callbacks_of(reading, caller.tenant, batch)
             first = batch.first_failed_run_id
             error = read_error_lines(reading, [first]).get(first) if first else None
+            statuses = _statuses(reading, found.runs)
         rows = failed if show == "failed" else found.runs
         again = batch.failed + batch.cancelled if batch.finished_at else 0
         following = urls("batch", batch_id=batch_id, show=show, after=rows[-1].ref) if len(rows) == ROWS else None
@@ -160,9 +164,16 @@ class BatchPage:
             {
                 "now": now, "batch": batch, "shares": _shares(batch), "sentence": about_batch(batch),
                 "rows": rows, "show": show, "again": again, "error": error, "callbacks": callbacks, "more": following,
-                "after": query.after,
+                "after": query.after, "statuses": statuses,
+                "open_runs": Counter(statuses.values()) if len(statuses) == batch.pending else None,
             }
         )  # fmt: skip
+
+
+def _statuses(reading: Conn, rows: Sequence[BatchNode]) -> Mapping[UUID, str]:
+    """Return the states of open runs, as the list of runs has them."""
+    found = [each.run_id for each in rows if each.state in OPEN]
+    return {run.run_id: run.status for run in read_runs(reading, found)} if found else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +196,10 @@ class ChangeBatch:
             closed = ", and takes no further runs" if self.verb == "close" else ""
             return no_change(f"{verb} this batch?", back, f"The batch is {state(batch.state)}{closed}.")
         runs, will, stays = effect
-        what = counted(runs, "run") if runs else ""
+        failed = "failed " if self.verb == "resume" and not batch.cancelled else ""
+        what, of = counted(runs, f"{failed}run") if runs else "", f"batch {short_id(batch.batch_id)}"
         return Dialog(
-            f"{verb} {what} of this batch?" if what else f"{verb} this batch?", f"{verb} {what or '1 batch'}", back,
+            f"{verb} {what} of {of}?" if what else f"{verb} {of}?", f"{verb} {what or 'batch'}", back,
             will=(will,), stays=(stays,) if stays else (), fields=() if self.verb == "close" else (REASON,),
             danger=self.verb == "cancel",
         )  # fmt: skip
@@ -211,11 +223,8 @@ def _effect(verb: str, batch: BatchSummary) -> tuple[int, str, str] | None:
             return 0, "Runs start whose conditions are met.", ""
         case "resume" if batch.finished_at and (again := batch.failed + batch.cancelled):
             runs = counted(again, "failed or cancelled run" if batch.cancelled else "failed run")
-            will = (
-                f"Retries only the {runs}, with the same payloads. "
-                "Skipped downstream runs start if their conditions are met."
-            )
-            return again, will, _stay(batch.succeeded, "successful run", "is kept", "are kept")
+            kept = f"; the {number(batch.succeeded)} that succeeded {agreed(batch.succeeded, 'is', 'are')} kept"
+            return again, f"Retries the {runs} with the same payloads{kept if batch.succeeded else ''}.", ""
         case "cancel" if batch.finished_at is None and batch.state != "cancelling":
             will = "Open runs end as cancelled; attempts under way get a signal."
             return batch.pending, will, _stay(ended, "ended run", "stays as it is", "stay as they are")

@@ -16,9 +16,8 @@ from tidewheel.audit import ACCEPTED
 from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import Cursors, PageQuery, TenantQuery, Whole, read_query
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.actions import SAMPLE, Dialog, Done, no_change, request_id_of, sample_of, text_of
+from tidewheel.control.console.actions import REASON, SAMPLE, Dialog, Done, no_change, request_id_of, sample_of, text_of
 from tidewheel.control.console.door import Form
-from tidewheel.control.console.run_actions import REASON
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, list_view, or_else, page_now, part_of, read_filters
 from tidewheel.control.console.words import agreed, counted, state, when
@@ -274,7 +273,7 @@ class PauseWorkflow:
             return _cancelling(question, found, urls, request)
         waiting = [node.key for node in found.nodes if node.run_id is None]
         return Dialog(
-            question.format(found.summary.key), "Pause 1 workflow", _page(urls, request),
+            question.format(found.summary.key), "Pause workflow", _page(urls, request),
             will=_count(len(waiting), "job", "without a run waits until a resume", "without a run wait until a resume"),
             stays=_count(len(_going_on(connection, found)), "open run", "continues", "continue"), fields=(REASON,),
             sample=waiting[:SAMPLE],
@@ -301,21 +300,17 @@ class ResumeWorkflow:
             if summary.state != "paused":
                 refuse("", f"the workflow is {state(summary.state)}", "resume one that is paused or has failed")
             return Dialog(
-                f"Go on with this workflow of {summary.key}?", "Resume 1 workflow", _page(urls, request),
+                f"Resume this workflow of {summary.key}?", "Resume workflow", _page(urls, request),
                 will=("The jobs whose conditions are met get their runs.",),
             )  # fmt: skip
         if not again:
             refuse("", "no part of this workflow failed", _NEW)
         done = sum(node.key not in set(again) for node in found.nodes)
         beside = _beside(connection, found)
-        resumes = summary.generation + 1
         return Dialog(
             f"Retry {counted(len(again), 'job')} of {summary.key}?", f"Retry {counted(len(again), 'job')}",
             _page(urls, request),
-            will=(
-                f"Retries only the failed part, as generation {resumes}.",
-                f"{agreed(len(again), 'This job', 'Each of these jobs')} {_RUNS_AGAIN}:",
-            ),
+            will=(f"{agreed(len(again), 'This job', 'Each of these jobs')} {_RUNS_AGAIN}:",),
             stays=(*_count(done, "job", "stays as it is", "stay as they are"), *beside),
             sample=sample_of(again, len(again)),
         )  # fmt: skip
@@ -348,7 +343,7 @@ class CancelWorkflow:
         cancelled = sum(node.state in OPEN for node in found.nodes) - runs
         return Dialog(
             f"Cancel {counted(runs, 'open run')} of {of}?" if runs else f"Cancel {of}?",
-            f"Cancel {counted(runs, 'run')}" if runs else "Cancel 1 workflow", _page(urls, request),
+            f"Cancel {counted(runs, 'run')}" if runs else "Cancel workflow", _page(urls, request),
             will=(
                 *_count(len(waiting), "job", f"gets no run until a resume: {jobs}", f"get none until a resume: {jobs}"),
                 *(("Its open runs end as cancelled; attempts under way get a signal:",) if runs else ()),
@@ -412,7 +407,7 @@ def _beside(connection: Connection, found: Workflow) -> Sequence[str]:
     later = sum(any(parent.key in again for parent in node.parents) for node in letters.values())
     still_open = count_open_retries(facts)
     return (
-        *_count(len(letters) - later, "dead letter", "is then marked redriven", "are then marked redriven"),
+        *_count(len(letters) - later, "dead letter", "is then marked retried", "are then marked retried"),
         *_count(
             later, "dead letter", "stays open until its job's parents end", "stay open until their jobs' parents end"
         ),
