@@ -1,5 +1,6 @@
 """Pages of a job: what comes by day, its settings, its versions compared."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -146,18 +147,27 @@ class JobNextPage:
         listed = () if isinstance(coming, Failed) else coming.occurrences
         today = (now.astimezone(listed[0].local.tzinfo) if listed else now).date()
         middle = (first_day(query.month) if query.month else today).replace(day=15)  # of the month
+        shown = [] if known is None else [each for each in known.days if query.month or each.date >= today]
+        span = f"{middle:%B %Y}" if query.month or not shown else f"{shown[0].date:%-d %b} to {shown[-1].date:%-d %b}"
         return View(
             {
                 **head_of(connection, caller, job, "next", seen_of(connection, tenant, key, now)),
                 "now": now, "month": known or read, "coming": coming, "errors": errors, "query": query,
                 "limits": _LIMITS, "weeks": _weeks(known.days) if known else [],
-                "earlier": f"{middle - timedelta(days=30):%Y-%m}", "middle": middle,
+                "earlier": f"{middle - timedelta(days=30):%Y-%m}", "usual": _usual(shown), "span": span,
                 "later": f"{middle + timedelta(days=30):%Y-%m}", "today": today,
                 "on_clock": None if isinstance(coming, Failed) else partial(to_zone, zone_name=coming.zone),
                 "targets": {} if isinstance(read, Failed) else read[1],
             },
             422 if errors else 200,
         )  # fmt: skip
+
+
+def _usual(days: Sequence[CalendarDay]) -> tuple[int, time] | None:
+    """Return the number and the first time of most days' occurrences; None for a few a day."""
+    found = Counter((each.fires, each.first[0].time()) for each in days if each.exact and each.first)
+    usual, many = found.most_common(1)[0] if found else ((0, time()), 0)
+    return usual if usual[0] > 3 and 2 * many > len(days) else None
 
 
 def _targets(reading: Conn, job: UUID, shown: JobCalendar) -> Mapping[date, Sequence[datetime]]:

@@ -19,14 +19,21 @@ async function check(form) {
     if (fresh === null) return;
     if (errors !== null) fresh.replaceChildren(fresh.querySelector("h2"), errors);
     shown?.replaceWith(fresh);
-    for (const save of form.querySelectorAll("[value=save]")) save.classList.toggle("primary", !fresh.querySelector("[data-unchanged]"));
+    settle();
   } catch { /* the next letter, or the button, sends the form again */ }
 }
 
+function settle() { // nothing typed is nothing to save; but a draft may be taken back
+  for (const save of document.querySelectorAll("#spec [value=save]")) save.disabled = save.form.querySelector("#check [data-unchanged]") && !save.form.querySelector(".draft");
+}
+
+settle();
+document.addEventListener("swapped", settle);
 document.addEventListener("input", (event) => {
   const form = event.target.closest("#spec");
   if (form === null) return;
   cease();
+  form.querySelector("[value=save]").disabled = false;
   preview.timer = setTimeout(() => check(form), TYPED_MS);
 });
 document.addEventListener("submit", cease);

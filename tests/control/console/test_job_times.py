@@ -288,7 +288,7 @@ def test_calendar_and_list_show_clock_changes_days_skips_and_moves(clocked: Cloc
     clocked.stop_clock(t("03-19T12:00"))
     calendar(clocked, "holidays", days=["2026-03-20"])
     clocked.submit("nightly", schedule=BERLIN, exclude_calendars=["holidays"])
-    page = shown(pages, "/jobs/nightly/next", "This week and the next four", "▨ <bdi>holidays</bdi>")
+    page = shown(pages, "/jobs/nightly/next", "19 Mar to 19 Apr", "▨ <bdi>holidays</bdi>")
     assert_has(page, "the clock goes from 02:00 to 03:00", "Skip…")
     assert [day in page for day in (">16<", ">1 Apr<", ">19<", ">20 Apr<")] == [True, True, True, False]
     shown(pages, "/jobs/nightly/next?month=2026-03", "March 2026")
@@ -298,7 +298,7 @@ def test_calendar_and_list_show_clock_changes_days_skips_and_moves(clocked: Cloc
     assert posted(pages, "/jobs/nightly/move?at=2026-03-22T01:30:00Z", to="2026-03-22T05:00:00Z").status_code == 303
     page = shown(pages, "/jobs/nightly/next?limit=50", "◇ 1 moved, to 22 Mar 06:00")
     assert re.search(r"will be moved to <time [^>]+>Sun 22 Mar 2026 06:00:00 CET</time>", page), "as its own time"
-    for text in ('<input type="month" name="month"', "◷ clock change", '<p class="caption phone">29 Mar: '):
+    for text in ("◷ clock change", '<p class="caption phone">29 Mar: '):
         assert text in page
     refused = posted(pages, "/jobs/nightly/move?at=2026-03-23T01:30:00Z", to="tomorrow")
     assert refused.status_code == HTTPStatus.UNPROCESSABLE_ENTITY

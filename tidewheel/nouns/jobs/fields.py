@@ -78,7 +78,7 @@ class SpecField:
         """Its description on the command line."""
         *rest, last = self.options or ("",)
         words = f"{self.help.removesuffix('.')}: {', '.join(rest)} or {last}." if rest else self.help
-        return f"{words} {_AS_TYPED.get(self.kind, ('', ''))[1]}".strip()
+        return f"{words} {_AS_TYPED.get(self.kind, ('', ''))[1]}".strip().replace("`", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,11 +187,11 @@ _OF_TARGETS = (
 GROUPS: Sequence[Group] = (
     Group("Schedule", (
         SpecField("schedule.cron", "Cron expression", "list", only="cron", rows=2, named="--cron",
-                  metavar="EXPR", help="A cron expression, such as 30 2 * * *."),
+                  metavar="EXPR", help="Minute, hour, day, month, weekday, such as `30 2 * * *`."),
         SpecField("schedule.timezone", "Time zone", "zone", only="cron", default="the tenant's, or UTC",
-                  help="Such as Europe/Berlin."),
-        SpecField("schedule.interval", "Interval", "span", only="interval", help="An interval, such as 10s or 1h30m.",
-                  named="--every"),
+                  help="Its IANA name."),
+        SpecField("schedule.interval", "Interval", "span", only="interval", named="--every",
+                  help="The time between occurrences, such as 10s or 1h30m."),
         SpecField("schedule.anchor", "Counted from", only="interval", help="Intervals count from this instant."),
         SpecField("schedule.fixed_delay", "Delay after a run", "span", only="fixed_delay",
                   help="The time from the end of a run to the next run.", named="--fixed-delay"),
@@ -282,7 +282,7 @@ GROUPS: Sequence[Group] = (
         _of("lane", help="The priority class of its runs, each with its own topic.", metavar="LANE"),
         _of("priority", "number", "0 to 9: 9 starts first."),
         SpecField("labels", "Labels", "pairs", rows=2, named="--label",
-                  help="Lists, freezes and cancellations select by labels."),
+                  help="Used to filter, freeze and cancel."),
         SpecField("description", "Description", rows=2, help="Free text for people."),
     )),
 )  # fmt: skip
