@@ -50,7 +50,7 @@ _RULES: Sequence[tuple[str, str]] = (
     (r"([?;]cursor=)[^\"&]+", r"\1CURSOR"),
     (r"127\.0\.0\.1:\d+", "ADDRESS"),
     (r"\b[0-9a-f]{8}…[0-9a-f]{4}\b", "ID"),
-    (r">(backfill|redrive) [0-9a-f]{8}<", r">\1 ID<"),
+    (r">(Backfill|Retry of dead letters) [0-9a-f]{8}<", r">\1 ID<"),
     (rf"(actor=|<bdi>|\bby ){re.escape(process_user() or 'uid')}\b", r"\1USER"),
 )
 
