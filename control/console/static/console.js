@@ -581,7 +581,7 @@ const KEYS = {
   d: () => choose("density", root.dataset.density === "compact" ? "wide" : "compact"),
   t: () => choose("theme", { light: "dark", dark: "auto" }[root.dataset.theme] || "light"),
   p: toggleLive,
-  c: () => { const id = $("[data-copy]"); if (id) copy(id.dataset.copy, id); },
+  c: () => { const id = $(":not(.command) > [data-copy]"); if (id) copy(id.dataset.copy, id); },
   e: () => follow("a[data-edit]"),
   x: () => $(".choice input", document.activeElement.closest("tr") || document.head)?.click(),
   "-": () => follow(".zooms [aria-label='Zoom out']"),
