@@ -3,7 +3,7 @@
 Requests are applied by the code that intake uses, in one transaction each, on Tidewheel's database.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import date, datetime, timedelta
 from types import TracebackType
 from typing import Self, Unpack
@@ -15,7 +15,7 @@ from tidewheel.control.client.enqueue import TriggerOptions, trigger_document
 from tidewheel.control.explain.operations import Occurrences
 from tidewheel.control.explain.preview import Preview, as_mapping, preview
 from tidewheel.control.occurrence_audit.result import AuditResult, run_audit
-from tidewheel.control.reads.calendars import CalendarDetail, CalendarSummary, list_calendars, show_calendar
+from tidewheel.control.reads.calendars import list_calendars, show_calendar
 from tidewheel.ids import RunId
 from tidewheel.intake.trigger import ACCEPTED
 from tidewheel.jobs.spec import JobSpec
@@ -28,7 +28,7 @@ from tidewheel.nouns.jobs.changes import OnProgress, ReleaseResult, patch_job, r
 from tidewheel.nouns.jobs.model import Job, job_of
 from tidewheel.nouns.jobs.operations import Jobs, OneJob
 from tidewheel.nouns.limits.operations import Limits, OrderingKeys
-from tidewheel.nouns.operation import Noun, as_int
+from tidewheel.nouns.operation import Noun, as_int, reads
 from tidewheel.nouns.runs.operations import Runs
 from tidewheel.nouns.tenants.operations import Tenants
 from tidewheel.nouns.workflows.operations import Workflows
@@ -131,13 +131,8 @@ class Calendars(Noun):
         """Delete a calendar that no job uses."""
         self._call.request({"type": "calendar.delete", "name": name})
 
-    def list(self) -> Sequence[CalendarSummary]:
-        """Return the tenant's calendars, by name."""
-        return self._read(list_calendars)
-
-    def get(self, name: str) -> CalendarDetail:
-        """Return a calendar with its days."""
-        return self._read(show_calendar, name)
+    list = reads(list_calendars)
+    get = reads(show_calendar)
 
 
 class Client(OneJob, Occurrences):

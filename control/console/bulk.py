@@ -152,7 +152,7 @@ def _taken(connection: Conn, tenant: str, row: StoredWork) -> tuple[int, int]:
     letters = readable("filter", f"work {row.work_id}", lambda: _letters_of(row), None)
     if letters is None:
         return 0, 0
-    found = list_dead_letters(connection, tenant, letters, limit=_LISTED)
+    found = list_dead_letters(connection, tenant, limit=_LISTED, **letters)
     if found.at_least:
         return 0, 0
     rest = found.total - row.rejected_count

@@ -185,7 +185,7 @@ def lived(clocked: ClockedDatabase, recording: Recording) -> Recording:
             freeze_changes(reading, MINE, _NOON, _NOON + span)
             preview_thaw(reading, FrozenScope(MINE, None, {"team": "a"}, None), only=MINE)
             preview_resume(reading, MINE, [job_id(MINE, "job")])
-            list_works(reading, MINE, "job")
+            list_works(reading, MINE, key="job")
             read_now_of(reading, MINE, 64, None, sees_slots=True)
             read_activity(reading, MINE, [_NOON - span, _NOON + span], tuple(Stage))
             slowest_runs(reading, MINE, _NOON - span, _NOON + span, 10)

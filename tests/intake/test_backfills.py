@@ -62,10 +62,10 @@ def test_repeated_backfill_request_is_idempotent(hourly: ClockedDatabase) -> Non
 def test_two_backfills_of_one_instant_have_different_ids(hourly: ClockedDatabase) -> None:
     hourly.apply_batch(asking(NOON - HOUR, NOON), asking(NOON - HOUR, NOON))
     with hourly.transaction() as connection:
-        second, first = list_works(connection, "default", "job")
+        second, first = list_works(connection, "default", key="job")
         assert list_works(connection, "default") == [second, first]
         with pytest.raises(UnknownJob):
-            list_works(connection, "default", "other")
+            list_works(connection, "default", key="other")
     assert second.created_at - first.created_at == timedelta(milliseconds=1)
 
 

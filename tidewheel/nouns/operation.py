@@ -82,6 +82,19 @@ class Noun:
             return read(connection, self._call.tenant, *args, **given)
 
 
+def reads(read: Callable[Concatenate[Conn, str, P], T]) -> Callable[Concatenate[Noun, P], T]:
+    """Return a read as a method of a noun, with the parameters of the read behind connection and tenant."""
+
+    @wraps(read)
+    def method(noun: Noun, /, *args: P.args, **given: P.kwargs) -> T:
+        return noun._read(read, *args, **given)
+
+    _, _, *others = signature(read).parameters.values()
+    own = Argument("self", Argument.POSITIONAL_ONLY)
+    vars(method)["__signature__"] = signature(read).replace(parameters=[own, *others])
+    return method
+
+
 class InDoors(NamedTuple):
     """The name of a parameter in all doors but Python, where it differs."""
 

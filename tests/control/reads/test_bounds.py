@@ -113,18 +113,16 @@ LISTS: dict[str, Callable[[Conn, str], object]] = {
     "/api/v1/jobs/{key}/versions": lambda connection, tenant: versions(
         connection, tenant, "of-tiny" if tenant == "tiny" else BUSY_JOB
     ),
-    "/api/v1/dead-letters": lambda connection, tenant: list_dead_letters(connection, tenant, {}),
+    "/api/v1/dead-letters": lambda connection, tenant: list_dead_letters(connection, tenant),
     "/api/v1/dead-letters by error": lambda connection, tenant: list_dead_letters(
-        connection, tenant, {"error_type": "NoSuchError"}
+        connection, tenant, error_type="NoSuchError"
     ),
-    "/api/v1/dead-letters by kind": lambda connection, tenant: list_dead_letters(
-        connection, tenant, {"kind": "message"}
-    ),
+    "/api/v1/dead-letters by kind": lambda connection, tenant: list_dead_letters(connection, tenant, kind="message"),
     "/api/v1/dead-letters/groups": lambda connection, tenant: group_dead_letters(connection, tenant, redriven=False),
     "/api/v1/cancellations": lambda connection, tenant: list_cancellations(connection, tenant),
     "/api/v1/works": lambda connection, tenant: list_works(connection, tenant),
     "/api/v1/freezes": lambda connection, tenant: list_freezes(connection, tenant),
-    "/api/v1/batches": lambda connection, tenant: list_batches(connection, tenant, after=None, limit=100),
+    "/api/v1/batches": lambda connection, tenant: list_batches(connection, tenant),
     "/api/v1/workflows": lambda connection, tenant: list_workflows(connection, tenant),
     "/api/v1/limits": lambda connection, tenant: list_limits(connection, tenant),
     "/api/v1/limits/keys": lambda connection, tenant: list_keys(connection, tenant),

@@ -16,7 +16,7 @@ from tidewheel.errors import UnknownBatch
 from tidewheel.jobs.batches import AddedRuns, BatchCallbacks, BatchRuns
 from tidewheel.jobs.strict_json import Json, as_object, read_value
 from tidewheel.jobs.values import Reason
-from tidewheel.nouns.operation import InRequest, Noun, Page, Rows, as_id, operation, read_page
+from tidewheel.nouns.operation import InRequest, Noun, Page, Rows, as_id, operation, read_page, reads
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.nouns.works.operations import POLL_SECONDS, Polling
 from tidewheel.postgres.pg_binary import uuids
@@ -78,8 +78,10 @@ class BatchSummary:
         return self.total - self.pending - self.succeeded - self.failed - self.cancelled
 
 
-def list_batches(connection: Conn, tenant: str, *, after: UUID | None, limit: int) -> Page[BatchSummary]:
-    """Return a page of a tenant's batches, newest first, after the last one of the page before."""
+def list_batches(
+    connection: Conn, tenant: str, *, after: _After | None = None, limit: Rows = 100
+) -> Page[BatchSummary]:
+    """List batches, newest first."""
     require_tenant(connection, tenant)
     columns = {"tenant": tenant, "before": after or _LAST}
     return read_page(
@@ -263,10 +265,7 @@ class Batches(Noun):
         """Show a batch: its counts, and its runs sorted by ref."""
         return self._read(show_batch, batch_id, limit=limit)
 
-    @operation(f"GET {BATCHES}", "list_batches", scope=Scope.READ)
-    def list(self, *, after: _After | None = None, limit: Rows = 100) -> Page[BatchSummary]:
-        """List batches, newest first."""
-        return self._read(list_batches, after=after, limit=limit)
+    list = operation(f"GET {BATCHES}", "list_batches", scope=Scope.READ)(reads(list_batches))
 
     def wait(
         self, batch_id: UUID, *, timeout: float | None = None, on_progress: Callable[[Batch], None] | None = None

@@ -20,7 +20,7 @@ from tidewheel.api_keys import Scope
 from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.errors import UnknownDeadLetter, UnknownRun, refuse
 from tidewheel.jobs.values import Instant, Key
-from tidewheel.nouns.operation import DryRun, InDoors, Noun, Place, Rows, field_values, operation
+from tidewheel.nouns.operation import DryRun, InDoors, Noun, Place, Rows, field_values, operation, reads
 from tidewheel.nouns.runs.detail import show_run
 from tidewheel.nouns.runs.model import ErrorType, OfLane, OfQueue, RunDetail
 from tidewheel.nouns.tenants.reads import require_tenant
@@ -118,12 +118,9 @@ class DeadLettersPage:
 
 
 def list_dead_letters(
-    connection: Conn, tenant: str, filters: DeadLetterFilter, *, after: Place | None = None, limit: int = 50
+    connection: Conn, tenant: str, *, after: Place | None = None, limit: Rows = 50, **filters: Unpack[DeadLetterFilter]
 ) -> DeadLettersPage:
-    """Return a page of a tenant's dead letters, newest first.
-
-    A page looks at 20,000 dead letters at most. With a filter that few match, it may be short and have a cursor.
-    """
+    """List dead letters, newest first."""
     columns = filter_columns(connection, tenant, filters) | {"look": LOOKED_AT, "limit": limit + 1} | _NEWEST
     counted = connection.execute(_SQL["count_dead_letters"], columns, binary=True).fetchone()
     total, seen = cast("tuple[int, int]", counted)
@@ -168,9 +165,13 @@ class DeadLetterGroups:
 
 
 def group_dead_letters(
-    connection: Conn, tenant: str, *, since: datetime | None = None, redriven: bool | None = None
+    connection: Conn,
+    tenant: str,
+    *,
+    since: Annotated[Instant | None, Field(description="Created at this instant or later.")] = None,
+    redriven: Annotated[bool | None, Field(description="Only redriven dead letters, or only the others.")] = None,
 ) -> DeadLetterGroups:
-    """Group a tenant's newest 10,000 dead letters by cause."""
+    """Group the newest 10,000 dead letters by job, error type and final state, largest group first."""
     require_tenant(connection, tenant)
     columns = {"tenant": tenant, "since": since or EARLIEST, "redriven": redriven, "look": GROUPED, "limit": _GROUPS}
     found = connection.execute(_SQL["group_dead_letters"], columns, binary=True).fetchall()
@@ -188,8 +189,10 @@ class DeadLetterDetail(DeadLetterSummary):
     message_value: bytes | None
 
 
-def show_dead_letter(connection: Conn, tenant: str, number: int) -> DeadLetterDetail:
-    """Return one dead letter."""
+def show_dead_letter(
+    connection: Conn, tenant: str, number: Annotated[Number, Field(description="The dead letter's id.")]
+) -> DeadLetterDetail:
+    """Show a dead letter: its run with attempts and retry chain, or its message."""
     columns = filter_columns(connection, tenant, {"ids": [number]})
     found = _list(connection, {**columns, **_NEWEST, "look": 1, "limit": 1})
     row = connection.execute(_SQL["read_dead_letter"], {"id": number, "tenant": tenant}, binary=True).fetchone()
@@ -272,27 +275,11 @@ class DeadLetterWork(Started):
 class DeadLetters(Noun):
     """Dead letters: failed runs, and messages that are not requests."""
 
-    @operation(f"GET {_LETTERS}", "list_dead_letters", scope=Scope.READ, python_only=("ids",))
-    def list(
-        self, *, after: Place | None = None, limit: Rows = 50, **filters: Unpack[DeadLetterFilter]
-    ) -> DeadLettersPage:
-        """List dead letters, newest first."""
-        return self._read(list_dead_letters, filters, after=after, limit=limit)
-
-    @operation(f"GET {_LETTERS}/groups", "group_dead_letters", scope=Scope.READ)
-    def groups(
-        self,
-        *,
-        since: Annotated[Instant | None, Field(description="Created at this instant or later.")] = None,
-        redriven: Annotated[bool | None, Field(description="Only redriven dead letters, or only the others.")] = None,
-    ) -> DeadLetterGroups:
-        """Group the newest 10,000 dead letters by job, error type and final state, largest group first."""
-        return self._read(group_dead_letters, since=since, redriven=redriven)
-
-    @operation(f"GET {_LETTERS}/{{number}}", "get_dead_letter", scope=Scope.READ)
-    def get(self, number: Annotated[Number, Field(description="The dead letter's id.")]) -> DeadLetterDetail:
-        """Show a dead letter: its run with attempts and retry chain, or its message."""
-        return self._read(show_dead_letter, number)
+    list = operation(f"GET {_LETTERS}", "list_dead_letters", scope=Scope.READ, python_only=("ids",))(
+        reads(list_dead_letters)
+    )
+    groups = operation(f"GET {_LETTERS}/groups", "group_dead_letters", scope=Scope.READ)(reads(group_dead_letters))
+    get = operation(f"GET {_LETTERS}/{{number}}", "get_dead_letter", scope=Scope.READ)(reads(show_dead_letter))
 
     @operation(
         f"POST {_LETTERS}:redrive", "redrive_dead_letters", scope=Scope.OPERATE,

@@ -17,7 +17,7 @@ from tidewheel.errors import refuse
 from tidewheel.ids import RunId, order_id
 from tidewheel.jobs.keys import MOST_AT_ONCE, MOST_BURST, KeyLimit, rate_words
 from tidewheel.jobs.values import one_line
-from tidewheel.nouns.operation import Noun, Page, Rows, checked, operation, read_page
+from tidewheel.nouns.operation import Noun, Page, Rows, checked, operation, read_page, reads
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import Conn, read_row
@@ -70,8 +70,8 @@ class LimitSummary(BoundedKey):
     keys: Annotated[int, Field(description="The number of its keys in use, up to 1,000.")]
 
 
-def list_limits(connection: Conn, tenant: str, *, after: str | None = None, limit: int = 50) -> Page[LimitSummary]:
-    """Return a page of a tenant's limits: those of keys by key, then those of prefixes."""
+def list_limits(connection: Conn, tenant: str, *, after: _Text | None = None, limit: Rows = 50) -> Page[LimitSummary]:
+    """List limits, each with its running and waiting runs."""
     require_tenant(connection, tenant)
     begin = after or ""
     columns: dict[str, object] = {
@@ -93,12 +93,18 @@ class KeyInUse(BoundedKey):
 
 
 def list_keys(
-    connection: Conn, tenant: str, *, prefix: str = "", after: str | None = None, limit: int = 50
+    connection: Conn,
+    tenant: str,
+    *,
+    prefix: Annotated[_Text | None, Field(description="Only keys that begin with this text.")] = None,
+    after: _Text | None = None,
+    limit: Rows = 50,
 ) -> Page[KeyInUse]:
-    """Return a page of a tenant's keys in use, by key."""
+    """List keys in use, each with its limit and its running and waiting runs."""
     require_tenant(connection, tenant)
+    first = prefix or ""
     columns: dict[str, object] = {
-        "tenant": tenant, "after": after or "", "first": prefix, "last": prefix + "\U0010ffff", "counted": COUNTED,
+        "tenant": tenant, "after": after or "", "first": first, "last": first + "\U0010ffff", "counted": COUNTED,
     }  # fmt: skip
     return read_page(
         connection, class_row(KeyInUse), _SQL["list_keys_in_use"], columns, lambda last: last.key, limit=limit
@@ -117,9 +123,9 @@ class BlockedKey:
 
 
 def list_blocked_keys(
-    connection: Conn, tenant: str, *, after: tuple[datetime, str] | None = None, limit: int = 50
+    connection: Conn, tenant: str, *, after: tuple[datetime, _Text] | None = None, limit: Rows = 50
 ) -> Page[BlockedKey]:
-    """Return a page of blocked keys, the longest first, after `blocked_at` and `key` of the page before."""
+    """List ordering keys blocked by a failed run, longest blocked first."""
     at, key = after or (None, None)
     columns: dict[str, object] = {
         "tenant": tenant, "after": at, "after_id": None if key is None else order_id(tenant, key), "counted": COUNTED,
@@ -196,21 +202,8 @@ class Limits(Noun):
         """Remove a limit; the next shorter prefix, or the jobs' own limits, apply again."""
         return self._change(key, "limit.remove", remove_limit)
 
-    @operation(f"GET {_LIMITS}", "list_limits", scope=Scope.READ)
-    def list(self, *, after: _Text | None = None, limit: Rows = 50) -> Page[LimitSummary]:
-        """List limits, each with its running and waiting runs."""
-        return self._read(list_limits, after=after, limit=limit)
-
-    @operation(f"GET {_LIMITS}/keys", "list_keys_in_use", scope=Scope.READ)
-    def keys(
-        self,
-        *,
-        prefix: Annotated[_Text | None, Field(description="Only keys that begin with this text.")] = None,
-        after: _Text | None = None,
-        limit: Rows = 50,
-    ) -> Page[KeyInUse]:
-        """List keys in use, each with its limit and its running and waiting runs."""
-        return self._read(list_keys, prefix=prefix or "", after=after, limit=limit)
+    list = operation(f"GET {_LIMITS}", "list_limits", scope=Scope.READ)(reads(list_limits))
+    keys = operation(f"GET {_LIMITS}/keys", "list_keys_in_use", scope=Scope.READ)(reads(list_keys))
 
     def _change(self, key: str, action: str, change: Callable[[Conn, KeyPattern], bool]) -> ChangedLimit:
         own = self._call
@@ -237,10 +230,7 @@ class Limits(Noun):
 class OrderingKeys(Noun):
     """Ordering keys."""
 
-    @operation(f"GET {_ORDERING_KEYS}", "list_blocked_keys", scope=Scope.READ)
-    def blocked(self, *, after: tuple[datetime, _Text] | None = None, limit: Rows = 50) -> Page[BlockedKey]:
-        """List ordering keys blocked by a failed run, longest blocked first."""
-        return self._read(list_blocked_keys, after=after, limit=limit)
+    blocked = operation(f"GET {_ORDERING_KEYS}", "list_blocked_keys", scope=Scope.READ)(reads(list_blocked_keys))
 
     @operation(
         f"POST {_ORDERING_KEYS}:unblock",

@@ -33,6 +33,7 @@ from tidewheel.nouns.operation import (
     fields_of,
     operation,
     read_page,
+    reads,
 )
 from tidewheel.nouns.runs.detail import LogFollower, read_logs
 from tidewheel.nouns.runs.model import (
@@ -117,9 +118,9 @@ def count_matching(connection: Conn, tenant: str, asked: RunsMatching, *, look: 
 
 
 def list_cancellations(
-    connection: Conn, tenant: str, *, after: int | None = None, limit: int = 50
+    connection: Conn, tenant: str, *, after: _Number | None = None, limit: Rows = 50
 ) -> Page[Cancellation]:
-    """Return a page of a tenant's cancellations, newest first."""
+    """List cancellations by filter, newest first."""
     require_tenant(connection, tenant)
     columns = {"tenant": tenant, "before": after or _LAST_NUMBER}
     return read_page(
@@ -132,8 +133,8 @@ def list_cancellations(
     )
 
 
-def show_cancellation(connection: Conn, tenant: str, number: int) -> Cancellation:
-    """Return one cancellation, or raise UnknownCancellation."""
+def show_cancellation(connection: Conn, tenant: str, number: _Number) -> Cancellation:
+    """Return a cancellation with its progress."""
     found = read_row(connection, rows_as(Cancellation), _SQL["read_cancellation"], {"id": number, "tenant": tenant})
     if found is None:
         raise UnknownCancellation(number)
@@ -235,15 +236,12 @@ class Runs(RunList):
         named = self.cancellation(number).named_count or 0
         return CancelResult(number, min(named, LOOKED_AT), at_least=named > LOOKED_AT)
 
-    @operation(f"GET {_CANCELLATIONS}", "list_cancellations", scope=Scope.READ)
-    def cancellations(self, *, after: _Number | None = None, limit: Rows = 50) -> Page[Cancellation]:
-        """List cancellations by filter, newest first."""
-        return self._read(list_cancellations, after=after, limit=limit)
-
-    @operation(f"GET {_CANCELLATIONS}/{{number}}", "get_cancellation", scope=Scope.READ)
-    def cancellation(self, number: _Number) -> Cancellation:
-        """Return a cancellation with its progress."""
-        return self._read(show_cancellation, number)
+    cancellations = operation(f"GET {_CANCELLATIONS}", "list_cancellations", scope=Scope.READ)(
+        reads(list_cancellations)
+    )
+    cancellation = operation(f"GET {_CANCELLATIONS}/{{number}}", "get_cancellation", scope=Scope.READ)(
+        reads(show_cancellation)
+    )
 
     @operation(f"GET {_RUN}/logs", "get_run_logs", scope=Scope.READ)
     def logs(self, run_id: _RunId, attempt: _Attempt = None) -> list[LogPiece]:

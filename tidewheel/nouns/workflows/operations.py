@@ -19,7 +19,7 @@ from tidewheel.control.reads.stored import read_stored_json
 from tidewheel.errors import UnknownWorkflow, refuse
 from tidewheel.ids import child_run_id, instant_of
 from tidewheel.jobs.values import Key, Reason
-from tidewheel.nouns.operation import InDoors, Noun, Page, Rows, as_id, field_values, operation
+from tidewheel.nouns.operation import InDoors, Noun, Page, Rows, as_id, field_values, operation, reads
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn, read_rows, rows_of
@@ -85,16 +85,13 @@ class WorkflowSummary:
 def list_workflows(
     connection: Conn,
     tenant: str,
-    key: str | None = None,
-    state: str | None = None,
+    key: _Root = None,
     *,
+    state: Annotated[State | None, Field(description="Only those in this state.")] = None,
     after: Place | None = None,
-    limit: int = 50,
+    limit: Rows = 100,
 ) -> Page[WorkflowSummary]:
-    """Return a page of a tenant's occurrences, newest first; those of one root by instant.
-
-    A page looks at a limited number of rows: with a state that few have, it may be short or empty, and not the last.
-    """
+    """List occurrences of workflows, newest first; those of one root are sorted by instant."""
     require_tenant(connection, tenant)
     at, before = after or _START
     columns: dict[str, object] = {"tenant": tenant, "state": state, "before_at": at, "before_id": before}
@@ -156,8 +153,8 @@ class Workflow:
     ]
 
 
-def show_workflow(connection: Conn, tenant: str, root_run_id: UUID, *, generation: int | None = None) -> Workflow:
-    """Return one occurrence with its graph, as it is or as an earlier generation has left it."""
+def show_workflow(connection: Conn, tenant: str, root_run_id: RootRunId, *, generation: _Generation = None) -> Workflow:
+    """Show an occurrence as a graph from its root, each job with the state of its latest run."""
     summary = _read_workflows(connection, tenant, [root_run_id]).get(root_run_id)
     if summary is None:
         raise UnknownWorkflow(str(root_run_id))
@@ -263,22 +260,8 @@ _Parents = list[ParentOfRun]  # the class has another `list`
 class Workflows(Noun):
     """Occurrences of workflows. Each is named by the run of its root."""
 
-    @operation(f"GET {_WORKFLOWS}", "list_workflows", scope=Scope.READ)
-    def list(
-        self,
-        key: _Root = None,
-        *,
-        state: Annotated[State | None, Field(description="Only those in this state.")] = None,
-        after: Place | None = None,
-        limit: Rows = 100,
-    ) -> Page[WorkflowSummary]:
-        """List occurrences of workflows, newest first; those of one root are sorted by instant."""
-        return self._read(list_workflows, key, state, after=after, limit=limit)
-
-    @operation(f"GET {_WORKFLOW}", "get_workflow", scope=Scope.READ)
-    def get(self, root_run_id: RootRunId, *, generation: _Generation = None) -> Workflow:
-        """Show an occurrence as a graph from its root, each job with the state of its latest run."""
-        return self._read(show_workflow, root_run_id, generation=generation)
+    list = operation(f"GET {_WORKFLOWS}", "list_workflows", scope=Scope.READ)(reads(list_workflows))
+    get = operation(f"GET {_WORKFLOW}", "get_workflow", scope=Scope.READ)(reads(show_workflow))
 
     @operation(
         f"POST {_WORKFLOW}:pause",

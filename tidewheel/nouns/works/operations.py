@@ -21,7 +21,7 @@ from tidewheel.errors import UnknownWork, refuse
 from tidewheel.ids import hashed_id, run_range
 from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import Key, Reason
-from tidewheel.nouns.operation import Call, InDoors, Noun, Page, Rows, as_id, operation, read_page
+from tidewheel.nouns.operation import Call, InDoors, Noun, Page, Rows, as_id, operation, read_page, reads
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.notify import Channel
@@ -159,10 +159,10 @@ class Work:
 
 
 def list_works(
-    connection: Conn, tenant: str, key: str | None = None, *, kind: str | None = None,
-    after: WorkPlace | None = None, limit: int = 100,
+    connection: Conn, tenant: str, *, key: _OfJob = None, kind: _OfKind = None, after: WorkPlace | None = None,
+    limit: Rows = 50,
 ) -> Page[Work]:  # fmt: skip
-    """Return a page of a tenant's works, or those of one job or kind, newest first."""
+    """List bulk work, newest first."""
     require_tenant(connection, tenant)
     job_id = None if key is None else read_job_position(connection, tenant, key).job_id
     at, before = after or _NEWEST
@@ -178,8 +178,8 @@ def list_works(
     )
 
 
-def show_work(connection: Conn, tenant: str, work_id: UUID) -> Work:
-    """Return one work; a backfill with the states of the runs that are stored."""
+def show_work(connection: Conn, tenant: str, work_id: WorkId) -> Work:
+    """Show bulk work: its filter, its progress and its rejections."""
     found = read_row(connection, rows_as(Work), _SQL["show_work"], {"tenant": tenant, "work_id": work_id})
     if found is None:
         raise UnknownWork(str(work_id))
@@ -243,17 +243,8 @@ class WorkChange:
 class Works(Noun):
     """Bulk work: redrives and purges of dead letters, retries of failed runs, backfills."""
 
-    @operation(f"GET {WORKS}", "list_works", scope=Scope.READ)
-    def list(
-        self, *, key: _OfJob = None, kind: _OfKind = None, after: WorkPlace | None = None, limit: Rows = 50
-    ) -> Page[Work]:
-        """List bulk work, newest first."""
-        return self._read(list_works, key, kind=kind, after=after, limit=limit)
-
-    @operation(f"GET {_WORK}", "get_work", scope=Scope.READ)
-    def get(self, work_id: WorkId) -> Work:
-        """Show bulk work: its filter, its progress and its rejections."""
-        return self._read(show_work, work_id)
+    list = operation(f"GET {WORKS}", "list_works", scope=Scope.READ)(reads(list_works))
+    get = operation(f"GET {_WORK}", "get_work", scope=Scope.READ)(reads(show_work))
 
     def wait(
         self, work_id: UUID, *, timeout: float | None = None, on_progress: Callable[[Work], None] | None = None
