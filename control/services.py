@@ -15,10 +15,10 @@ from typing import Annotated, TypeVar
 from uuid import UUID, uuid4
 
 import psycopg
-import typer
 
 from tidewheel import task_token_keys
 from tidewheel.control.cli.dev import Handlers, LogLevel, joined
+from tidewheel.control.cli.parser import option, switch
 from tidewheel.errors import SettingsError, Unavailable
 from tidewheel.kafka.clients import bootstrap_check, why_kafka_is_away
 from tidewheel.migrations.runner import require_current
@@ -58,16 +58,11 @@ _POOLED_SESSIONS = "the database is behind a pooler that keeps a session for eac
 _POOLED_SETTINGS = "the database is behind a pooler: each transaction sets what it needs of a session"
 
 MetricsPort = Annotated[
-    int | None,
-    typer.Option(
-        metavar="PORT", help="Serve /metrics, /healthz and /readyz on this port of 127.0.0.1; 0 picks a free one."
-    ),
+    int | None, option("PORT", "Serve /metrics, /healthz and /readyz on this port of 127.0.0.1; 0 picks a free one.")
 ]
 FailFast = Annotated[
     bool | None,
-    typer.Option(
-        "--fail-fast", help="Exit with an error if PostgreSQL or Kafka is unreachable at the start; do not wait."
-    ),
+    switch("Exit with an error if PostgreSQL or Kafka is unreachable at the start; do not wait.", "--fail-fast"),
 ]
 
 
@@ -115,13 +110,8 @@ def relay(log_level: LogLevel = "info", metrics_port: MetricsPort = None, fail_f
 
 def executor(
     handlers: Handlers = None,
-    queues: Annotated[
-        list[str] | None, typer.Option(metavar="NAMES", help="Queues to serve, separated by commas; repeatable.")
-    ] = None,
-    slots: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Maximum number of runs that this executor executes in parallel."),
-    ] = None,
+    queues: Annotated[list[str] | None, option("NAMES", "Queues to serve, separated by commas; repeatable.")] = None,
+    slots: Annotated[int | None, option("N", "Maximum number of runs that this executor executes in parallel.")] = None,
     *,
     log_level: LogLevel = "info",
     metrics_port: MetricsPort = None,
@@ -136,10 +126,8 @@ def executor(
 
 
 def api(
-    host: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Address to listen on; 127.0.0.1 by default.")
-    ] = None,
-    port: Annotated[int | None, typer.Option(metavar="PORT", help="Port to listen on; 0 picks a free one.")] = None,
+    host: Annotated[str | None, option("ADDRESS", "Address to listen on; 127.0.0.1 by default.")] = None,
+    port: Annotated[int | None, option("PORT", "Port to listen on; 0 picks a free one.")] = None,
     log_level: LogLevel = "info",
     metrics_port: MetricsPort = None,
     fail_fast: FailFast = None,

@@ -148,9 +148,9 @@ def switch(words: str, *names: str) -> OptionInfo:
     return made
 
 
-def argument(metavar: str, words: str) -> ArgumentInfo:
+def argument(metavar: str, words: str, min: float | None = None, max: float | None = None) -> ArgumentInfo:
     """Return an argument."""
-    made: ArgumentInfo = typer.Argument(metavar=metavar, help=words)
+    made: ArgumentInfo = typer.Argument(metavar=metavar, help=words, min=min, max=max)
     return made
 
 

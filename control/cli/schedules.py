@@ -6,12 +6,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from tidewheel.clock import SystemClock
 from tidewheel.control.cli.options import DEFAULT_TENANT, Tenant, reading, requesting, rfc3339, wall
 from tidewheel.control.cli.output import Output, OutputOption, print_record, print_result, print_rows, wrapped
-from tidewheel.control.cli.parser import argument, option
+from tidewheel.control.cli.parser import argument, option, switch
 from tidewheel.control.instants import read_instant
 from tidewheel.control.reads.calendars import CalendarDetail, list_calendars, show_calendar
 from tidewheel.control.reads.json_form import as_json
@@ -61,10 +59,8 @@ def explain(
     timezone: Annotated[str, option("ZONE", "IANA time zone of the expressions.", "--tz")] = "UTC",
     after: Annotated[str | None, option("TIME", "Start after this time; default: now.")] = None,
     number: Annotated[int, option("N", "Show this many instants.", "-n", min=1, max=_MAX_SHOWN)] = 10,
-    dst_gap: Annotated[DstGap, typer.Option(help="Rule for a local time that the clock skips.")] = DstGap.SHIFT_FORWARD,
-    dst_overlap: Annotated[
-        DstOverlap, typer.Option(help="Rule for a local time that occurs twice.")
-    ] = DstOverlap.FIRST,
+    dst_gap: Annotated[DstGap, switch("Rule for a local time that the clock skips.")] = DstGap.SHIFT_FORWARD,
+    dst_overlap: Annotated[DstOverlap, switch("Rule for a local time that occurs twice.")] = DstOverlap.FIRST,
     key: Annotated[str | None, option("KEY", "The key of the job for which `H` is computed.")] = None,
     tenant: Annotated[str, option("NAME", "Tenant of that job.")] = "default",
     output: OutputOption = Output.TEXT,

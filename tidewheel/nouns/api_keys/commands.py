@@ -8,6 +8,7 @@ import typer
 
 from tidewheel.control.cli.options import read_duration, reading
 from tidewheel.control.cli.output import Output, Shown, Table, changed, print_document, wrapped
+from tidewheel.control.cli.parser import option
 from tidewheel.control.cli.tables import Cell
 from tidewheel.control.reads.fleet import Service, read_services
 from tidewheel.doors.cli import Flag, command
@@ -46,16 +47,10 @@ def _row(key: ApiKeySummary) -> tuple[Cell, ...]:
     return key.key_id, key.name, key.tenant, scopes, key.created_at, expires, used, key.revoked_at or ""
 
 
-_SCOPE = typer.Option(
-    "--scope", metavar="SCOPE", help="A right: read, write, operate, admin (includes these), or execute; repeatable."
-)
-_EXPIRES = typer.Option(
-    "--expires", metavar="DURATION", help="Lifetime, such as 90d; `never` for a key that never expires."
-)
-_QUEUE = typer.Option(
-    "--queue", metavar="QUEUE", help="With execute: a queue that its executors may serve; by default all; repeatable."
-)
-_RATE = typer.Option(metavar="N", help="Requests per second, instead of TIDEWHEEL_API_KEY_RATE.")
+_SCOPE = option("SCOPE", "A right: read, write, operate, admin (includes these), or execute; repeatable.", "--scope")
+_EXPIRES = option("DURATION", "Lifetime, such as 90d; `never` for a key that never expires.", "--expires")
+_QUEUE = option("QUEUE", "With execute: a queue that its executors may serve; by default all; repeatable.", "--queue")
+_RATE = option("N", "Requests per second, instead of TIDEWHEEL_API_KEY_RATE.")
 _CREATE = {
     "name": Flag(metavar="NAME"),
     "scopes": Flag(kind=Annotated[list[str], _SCOPE]),

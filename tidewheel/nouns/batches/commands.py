@@ -10,6 +10,7 @@ from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.job_files import read_document
 from tidewheel.control.cli.options import FromRun, requesting
 from tidewheel.control.cli.output import Output, Shown, Table, changed, count_text, moment, print_result
+from tidewheel.control.cli.parser import option
 from tidewheel.control.cli.run_output import Wait
 from tidewheel.doors.cli import Flag, command
 from tidewheel.errors import refuse
@@ -82,9 +83,7 @@ def _facts(batch: BatchSummary, zone: str | None) -> Iterator[tuple[str, str | N
     yield "finished", moment(batch.finished_at, zone) if batch.finished_at else None
 
 
-_FILE = Annotated[
-    str, typer.Option("--file", "-f", metavar="FILE", help="The batch in JSON or YAML: runs, on, open; - reads stdin.")
-]
+_FILE = Annotated[str, option("FILE", "The batch in JSON or YAML: runs, on, open; - reads stdin.", "--file", "-f")]
 _ONE: Mapping[str, Flag | None] = {"batch_id": Flag(help="The id that `batch submit` printed.")}
 _IN_FILE: Mapping[str, Flag | None] = {**_ONE, "runs": Flag(kind=_FILE), "on": None, "open": None}
 _ENDED = "already, or has ended"

@@ -5,11 +5,10 @@ from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any
 
-import typer
-
 from tidewheel.audit import process_user
 from tidewheel.control.cli.options import Yes, confirm, reading
 from tidewheel.control.cli.output import Shown, Table, print_result
+from tidewheel.control.cli.parser import switch
 from tidewheel.control.cli.tables import Cell
 from tidewheel.doors.cli import Flag, command
 from tidewheel.errors import refuse
@@ -72,12 +71,10 @@ _FLAGS = {
     "by": Flag(metavar="NAME", help="The operator's name; by default the user of this process."),
 }
 _SCOPES = {
-    "fleet": Annotated[
-        bool, typer.Option("--fleet", help="The runs of all tenants; with --queue those of that queue.")
-    ],
-    "all": Annotated[bool, typer.Option("--all", help="All runs of the tenant.")],
+    "fleet": Annotated[bool, switch("The runs of all tenants; with --queue those of that queue.", "--fleet")],
+    "all": Annotated[bool, switch("All runs of the tenant.", "--all")],
 }
-_DRY_RUN = typer.Option("--dry-run", help="Only show which occurrences would fire, and which would be skipped.")
+_DRY_RUN = switch("Only show which occurrences would fire, and which would be skipped.", "--dry-run")
 
 freeze = command(
     Freezes, "freeze", _show_frozen, flags=_FLAGS, options={**_SCOPES, "yes": Yes}, prepare=_prepare_freeze

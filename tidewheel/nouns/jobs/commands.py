@@ -33,6 +33,7 @@ from tidewheel.control.cli.output import (
     print_table,
     wrapped,
 )
+from tidewheel.control.cli.parser import argument, option, switch
 from tidewheel.control.cli.run_output import Wait
 from tidewheel.control.cli.tables import Cell
 from tidewheel.control.instants import read_instant, read_later
@@ -149,10 +150,9 @@ def _read_instants(arguments: dict[str, Any], given: Mapping[str, Any]) -> None:
 
 def diff(
     key: Key,
-    first: Annotated[int, typer.Argument(metavar="A", min=1, max=MAX_INT, help="A version's number.")],
+    first: Annotated[int, argument("A", "A version's number.", min=1, max=MAX_INT)],
     second: Annotated[
-        int | None,
-        typer.Argument(metavar="B", min=1, max=MAX_INT, help="Another version's number; the newest by default."),
+        int | None, argument("B", "Another version's number; the newest by default.", min=1, max=MAX_INT)
     ] = None,
     *,
     tenant: Tenant = DEFAULT_TENANT,
@@ -255,15 +255,11 @@ _VERSIONS = Table("version", ("version", "in force after", "until", "changed"), 
 _DAYS = (
     "day", "succeeded", "failed", "timed out", "cancelled", "skipped", "attempts", "p50", "p90", "p99", "late p99",
 )  # fmt: skip
-_NUMBER = Annotated[int, typer.Option("-n", metavar="N", min=1, max=100, help="Show at most this many.")]
-_SHOWN_DAYS = Annotated[
-    int, typer.Option("-n", "--days", metavar="N", min=1, max=MAX_DAYS, help="Look back this many days.")
-]
-_VERSION = Annotated[int, typer.Argument(metavar="VERSION", min=1, max=MAX_INT, help="The version to restore.")]
-_BEFORE = Annotated[
-    int | None, typer.Option(metavar="VERSION", min=1, max=MAX_INT, help="Only versions before this one.")
-]
-_DRY_RUN = Annotated[bool, typer.Option("--dry-run", help="Print the number of occurrences; run none.")]
+_NUMBER = Annotated[int, option("N", "Show at most this many.", "-n", min=1, max=100)]
+_SHOWN_DAYS = Annotated[int, option("N", "Look back this many days.", "-n", "--days", min=1, max=MAX_DAYS)]
+_VERSION = Annotated[int, argument("VERSION", "The version to restore.", min=1, max=MAX_INT)]
+_BEFORE = Annotated[int | None, option("VERSION", "Only versions before this one.", min=1, max=MAX_INT)]
+_DRY_RUN = Annotated[bool, switch("Print the number of occurrences; run none.", "--dry-run")]
 _ONE: Mapping[str, Flag | None] = {
     "key": Flag(kind=Key),
     "if_version": Flag(kind=IfVersion),

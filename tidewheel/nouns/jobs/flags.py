@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Annotated, Any
 
-import typer
-
 from tidewheel.control.cli.job_files import read_bytes
 from tidewheel.control.cli.options import read_labels
+from tidewheel.control.cli.parser import option, switch
 from tidewheel.control.instants import read_instant
 from tidewheel.errors import FieldError, InvalidInput, refuse
 from tidewheel.jobs.invalid import InvalidValue
@@ -34,17 +33,14 @@ _METAVARS = {
 }
 _SEVERAL = frozenset({"list", "pairs", "parents"})
 _BY_NAME = {f"field_{each.path.replace('.', '_')}": each for each in FIELDS if each.flag}
-_FILE = Annotated[
-    str | None, typer.Option("--file", "-f", metavar="FILE", help="The job as JSON or YAML; - is standard input.")
-]
+_FILE = Annotated[str | None, option("FILE", "The job as JSON or YAML; - is standard input.", "--file", "-f")]
 _TZ = Annotated[
     str | None,
-    typer.Option(
-        metavar="ZONE",
-        help="IANA time zone for the cron schedule (default: the tenant's, or UTC), and for times without an offset.",
+    option(
+        "ZONE", "IANA time zone for the cron schedule (default: the tenant's, or UTC), and for times without an offset."
     ),
 ]
-_MANUAL = Annotated[bool, typer.Option("--manual", help="Manual: only triggers start runs.")]
+_MANUAL = Annotated[bool, switch("Manual: only triggers start runs.", "--manual")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +182,7 @@ def _target(current: object, flags: JobFlags) -> Mapping[str, object]:
 def _option_of(each: SpecField) -> Any:  # noqa: ANN401 - an annotation
     kind: Any = int if each.kind == "number" else list[str] if each.kind in _SEVERAL else str
     metavar = each.metavar or _METAVARS.get(each.kind, "POLICY" if each.options else "TEXT")
-    return Annotated[kind | None, typer.Option(each.flag, metavar=metavar, help=each.flag_help)]
+    return Annotated[kind | None, option(metavar, each.flag_help, each.flag)]
 
 
 def _flag(name: str, kind: object, *, default: object = None) -> inspect.Parameter:

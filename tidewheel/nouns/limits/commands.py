@@ -3,9 +3,8 @@
 from functools import partial
 from typing import Annotated
 
-import typer
-
 from tidewheel.control.cli.output import Shown, Table, print_result
+from tidewheel.control.cli.parser import argument
 from tidewheel.control.cli.tables import Cell
 from tidewheel.doors.cli import Flag, command
 from tidewheel.nouns.limits.operations import (
@@ -62,7 +61,7 @@ _FLAGS = {
     "rate": Flag(metavar="N/UNIT", help="Maximum rate of starts of a key, such as 100/min."),
     "burst": Flag(help="Starts at once after idle time; 1 by default."),
 }
-_PREFIX = Annotated[str | None, typer.Argument(metavar="[PREFIX]", help="Only keys that begin with this text.")]
+_PREFIX = Annotated[str | None, argument("[PREFIX]", "Only keys that begin with this text.")]
 _LIMITS = Table("limit", ("key", "at once", "rate", "burst", "keys", "running", "waiting", "set", "by"), _limit_row)
 _KEYS = Table("key", ("key", "at once", "rate", "burst", "running", "waiting", "next start"), _key_row)
 _BLOCKED = Table("key", ("key", "blocked by", "since", "retried by", "waiting"), _blocked_row)

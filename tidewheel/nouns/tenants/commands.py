@@ -22,6 +22,7 @@ from tidewheel.control.cli.output import (
     print_result,
     print_table,
 )
+from tidewheel.control.cli.parser import argument, option, switch
 from tidewheel.control.cli.tables import Cell
 from tidewheel.control.instants import typed_number, typed_whole
 from tidewheel.doors.cli import Flag, command
@@ -37,7 +38,7 @@ from tidewheel.nouns.tenants.reads import (
     TenantUsage,
 )
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The tenant.")]
+Name = Annotated[str, argument("NAME", "The tenant.")]
 _SIZE = re.compile(r"(\d{1,9})\s*(|B|kB|KB|KiB|MB|MiB)", re.ASCII)
 _BYTES = {"": 1, "B": 1, "kB": 1000, "KB": 1000, "KiB": 1024, "MB": 1_000_000, "MiB": 1024 * 1024}
 
@@ -130,10 +131,8 @@ def delete(
     name: Name,
     *,
     yes: Yes = False,
-    grace: Annotated[
-        str, typer.Option(metavar="DURATION", help="Grace period in which --undo cancels the deletion; 0s for none.")
-    ] = "1d",
-    undo: Annotated[bool, typer.Option("--undo", help="Cancel a deletion during its grace period.")] = False,
+    grace: Annotated[str, option("DURATION", "Grace period in which --undo cancels the deletion; 0s for none.")] = "1d",
+    undo: Annotated[bool, switch("Cancel a deletion during its grace period.", "--undo")] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Delete a tenant with its jobs, runs and all else, a day later; --undo cancels the deletion."""
@@ -159,10 +158,8 @@ def delete(
 def retention(
     name: Name,
     *,
-    days: Annotated[
-        str | None, typer.Option(metavar="N", help="Keep finished runs for this many days; none removes the period.")
-    ] = None,
-    state: Annotated[str, typer.Option(metavar="STATE", help="Only runs that ended in this state.")] = "any",
+    days: Annotated[str | None, option("N", "Keep finished runs for this many days; none removes the period.")] = None,
+    state: Annotated[str, option("STATE", "Only runs that ended in this state.")] = "any",
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Keep a tenant's finished runs for a shorter time, in all final states or in one.
@@ -270,14 +267,9 @@ _LIMITS: Mapping[str, Flag | None] = {
 }  # fmt: skip
 _ROLES = {
     "grant_role": Annotated[
-        str | None,
-        typer.Option(
-            metavar="ROLE", help="Let a database role call the SQL functions for the tenant; '*' for all tenants."
-        ),
+        str | None, option("ROLE", "Let a database role call the SQL functions for the tenant; '*' for all tenants.")
     ],
-    "revoke_role": Annotated[
-        str | None, typer.Option(metavar="ROLE", help="Revoke the permission; a role without any has no tenant.")
-    ],
+    "revoke_role": Annotated[str | None, option("ROLE", "Revoke the permission; a role without any has no tenant.")],
 }
 _HEADINGS = ("tenant", "state", "weight", "triggers/s", "in flight", "jobs", "payload", "created")
 

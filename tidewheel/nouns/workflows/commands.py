@@ -8,6 +8,7 @@ import typer
 
 from tidewheel.control.cli.options import RunId, utc_and_local
 from tidewheel.control.cli.output import Output, Shown, Table, changed, count_text, moment, print_record
+from tidewheel.control.cli.parser import argument
 from tidewheel.control.cli.tables import Cell
 from tidewheel.doors.cli import Flag, command
 from tidewheel.nouns.workflows.operations import Workflow, WorkflowNode, Workflows, WorkflowSummary
@@ -80,7 +81,7 @@ def _facts(workflow: WorkflowSummary, zone: str | None) -> Iterator[tuple[str, s
     yield "finished", moment(workflow.finished_at, zone) if workflow.finished_at else None
 
 
-_ROOT = Annotated[str | None, typer.Argument(metavar="KEY", help="Only occurrences of this root.")]
+_ROOT = Annotated[str | None, argument("KEY", "Only occurrences of this root.")]
 _ONE: Mapping[str, Flag | None] = {"root_run_id": Flag(kind=RunId)}
 _WORKFLOWS = Table("workflow", ("root run", "key", "state", "scheduled", "pending", "failed"), _row)
 

@@ -11,6 +11,7 @@ import typer
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.options import requesting, utc_and_local
 from tidewheel.control.cli.output import Shown, Table, moment, print_record, print_result, progress_bar
+from tidewheel.control.cli.parser import switch
 from tidewheel.control.cli.tables import Cell
 from tidewheel.control.reads.stored import readable
 from tidewheel.doors.cli import Flag, command
@@ -147,17 +148,13 @@ def _problems(errors: object) -> str:
 
 _WORKS = Table("work", ("id", "kind", "job", "created", "state", "done", "rejected", "rate", "reason"), _row)
 _FLAGS = {"work_id": Flag(help="The id, as printed by the command that started the work.")}
-_FOLLOW = typer.Option("--follow", "-f", help="Wait until the work is finished.")
+_FOLLOW = switch("Wait until the work is finished.", "--follow", "-f")
 
 RATE = Flag(metavar="N/s", help="Process at most this many per second; also N/m or N/h.", read=_read_rate)
 """The flag of a work's rate."""
 OF_FAILED: Mapping[str, Flag | None] = {"error_type": Flag("--error", "TYPE"), "rate": RATE}
 """The flags of a work on failed runs."""
-WAIT = {
-    "wait": Annotated[
-        bool, typer.Option("--wait", help="Wait until all are processed; do not wait for the new runs to end.")
-    ]
-}
+WAIT = {"wait": Annotated[bool, switch("Wait until all are processed; do not wait for the new runs to end.", "--wait")]}
 """The option to follow a work."""
 
 _work = partial(command, Works, flags=_FLAGS)
