@@ -8,9 +8,9 @@ import pytest
 from croniter import croniter
 
 from tests.schedules.expressions import any_expression
+from tests.schedules.instants import next_occurrences
 from tidewheel.schedules.cron_fields import values
 from tidewheel.schedules.cron_parser import parse_cron
-from tidewheel.schedules.ranges import next_occurrences
 
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 

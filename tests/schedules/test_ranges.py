@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.schedules.instants import next_occurrences
 from tidewheel.errors import ScheduleRefused
 from tidewheel.schedules.decision import DaySet
 from tidewheel.schedules.parse import parse_schedule
-from tidewheel.schedules.ranges import Range, calendars_of, next_occurrences, nth_occurrence, range_of
+from tidewheel.schedules.ranges import Range, calendars_of, nth_occurrence, range_of
 
 HOUR = timedelta(hours=1)
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -116,11 +117,6 @@ def test_the_search_begins_with_the_first_year() -> None:
     early = datetime.min.replace(tzinfo=UTC)
     assert next_occurrences("0 0 * * *", "UTC", early, 1) == [datetime(1900, 1, 1, tzinfo=UTC)]
     assert parse_schedule({"kind": "cron", "expressions": ["@daily"]}).before(early) is None
-
-
-def test_an_instant_without_an_offset_is_refused() -> None:
-    with pytest.raises(ScheduleRefused, match="has no offset"):
-        next_occurrences("0 0 * * *", "UTC", START.replace(tzinfo=None), 1)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 
 from tests.schedules.brute_force import pinned_zone
+from tests.schedules.instants import next_occurrences
 from tidewheel.errors import ScheduleRefused
-from tidewheel.schedules.ranges import next_occurrences
 from tidewheel.schedules.zones import FOREVER, LAST_YEAR, changes_by_rule, read_zone_file, zone, zone_names
 
 SINCE = datetime(1901, 1, 1, tzinfo=UTC).timestamp()

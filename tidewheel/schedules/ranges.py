@@ -1,8 +1,7 @@
 """Occurrences over ranges: a past range by job versions, the n-th from an instant, and the next few.
 
 A version is in force at T when ``after < T <= until``, so the spans of several versions share no instant. An iteration
-can stop at any instant and continue there. `nth_occurrence` turns `max_runs` into an `end_at` once. `next_occurrences`
-needs no job.
+can stop at any instant and continue there. `nth_occurrence` turns `max_runs` into an `end_at` once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,12 +12,11 @@ from typing import Protocol
 from uuid import UUID
 
 from tidewheel.errors import ScheduleRefused
-from tidewheel.schedules.cron_schedule import CronSchedule, DstGap, DstOverlap, choice, zoned_cron
+from tidewheel.schedules.cron_schedule import CronSchedule
 from tidewheel.schedules.decision import Policies, policies_from_text
 from tidewheel.schedules.parse import schedule_from_text
 from tidewheel.schedules.schedule import TICK, Schedule
 from tidewheel.schedules.timer_state import DaySets, effective_schedule
-from tidewheel.schedules.zones import zone
 
 MAX_NUMBER = 100_000_000
 """A one-second job for three years."""
@@ -184,45 +182,6 @@ def _nth_by_count(schedule: Schedule, after: datetime, n: int) -> datetime | Non
 
 def _later(instant: datetime, by: timedelta) -> datetime:
     return instant + by if by < _END - instant else _END
-
-
-def next_occurrences(
-    expression: str,
-    timezone: str,
-    after: datetime,
-    n: int,
-    *,
-    dst_gap: str = DstGap.SHIFT_FORWARD,
-    dst_overlap: str = DstOverlap.FIRST,
-    hash_key: bytes | None = None,
-) -> list[datetime]:
-    """Return the next `n` occurrences of an expression: in UTC, later than `after`, ascending.
-
-    The result is shorter only if there are no more, and empty if the expression can never fire.
-
-    Args:
-        expression: Five fields, or six with seconds first; a ``CRON_TZ=`` in it outranks `timezone`.
-        after: Aware; not part of the result itself.
-        dst_gap: ``shift_forward`` or ``skip``.
-        dst_overlap: ``first``, ``second`` or ``both``.
-        hash_key: The key by which ``H`` is spread.
-
-    >>> from datetime import UTC
-    >>> [str(at) for at in next_occurrences("30 2 * * *", "Europe/Berlin", datetime(2026, 3, 28, 12, tzinfo=UTC), 2)]
-    ['2026-03-29 01:00:00+00:00', '2026-03-30 00:30:00+00:00']
-    """
-    if after.tzinfo is None:
-        problem = f"{after.isoformat()} has no offset, so it is ambiguous"
-        raise ScheduleRefused(problem, "pass an aware datetime")
-    zone(timezone)
-    entry = zoned_cron(
-        expression,
-        timezone,
-        choice(dst_gap, DstGap, "dst_gap"),
-        choice(dst_overlap, DstOverlap, "dst_overlap"),
-        hash_key,
-    )
-    return occurrences_after(CronSchedule((entry,)), after, n)
 
 
 def occurrences_after(schedule: Schedule, after: datetime, n: int) -> list[datetime]:

@@ -161,20 +161,16 @@ class Once:
         return min(found, max(limit, 0)), found <= limit
 
 
-@dataclass(frozen=True, slots=True)
-class Manual:
-    """A schedule without occurrences of its own: runs come from triggers, or from parents if `follows`."""
+class _WithoutOccurrences:
+    """A schedule whose occurrences cannot be computed."""
 
-    follows: bool = False
-    hashed = False
+    __slots__ = ()
 
     def after(self, instant: datetime) -> datetime | None:
         """Return None."""
         return None
 
-    def before(self, instant: datetime) -> datetime | None:
-        """Return None."""
-        return None
+    before = after
 
     def between(self, start: datetime, end: datetime) -> Iterator[datetime]:
         """Yield nothing."""
@@ -183,6 +179,14 @@ class Manual:
     def count(self, start: datetime, end: datetime, limit: int) -> tuple[int, bool]:
         """Count none, exactly."""
         return 0, True
+
+
+@dataclass(frozen=True, slots=True)
+class Manual(_WithoutOccurrences):
+    """A schedule without occurrences of its own: runs come from triggers, or from parents if `follows`."""
+
+    follows: bool = False
+    hashed = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +245,7 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class FixedDelay:
+class FixedDelay(_WithoutOccurrences):
     """One occurrence at once, and each later one `interval_us` after the end of the last run by the timer.
 
     Its occurrences are the recorded ones. As a schedule it has none, so it has no catch-up and no backfill. A run may
@@ -266,19 +270,3 @@ class FixedDelay:
         if self.bounds.start_at is not None:
             instant = max(instant, self.bounds.start_at)
         return instant if self.bounds.holds(instant) else None
-
-    def after(self, instant: datetime) -> datetime | None:
-        """Return None; see `due`."""
-        return None
-
-    def before(self, instant: datetime) -> datetime | None:
-        """Return None; see `due`."""
-        return None
-
-    def between(self, start: datetime, end: datetime) -> Iterator[datetime]:
-        """Yield nothing; see `due`."""
-        yield from ()
-
-    def count(self, start: datetime, end: datetime, limit: int) -> tuple[int, bool]:
-        """Count none; see `due`."""
-        return 0, True
