@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tidewheel.control.cli.job_edit import MaybeKey, key_of
+from tidewheel.control.cli.job_edit import JobFlags, MaybeKey, described, key_of, with_job_flags
 from tidewheel.control.cli.job_files import read_job
 from tidewheel.control.cli.options import (
     DEFAULT_TENANT,
@@ -40,7 +40,6 @@ from tidewheel.doors.cli import Flag, command
 from tidewheel.errors import UnknownJob, refuse
 from tidewheel.jobs.values import format_second
 from tidewheel.nouns.jobs.commands import zone_of
-from tidewheel.nouns.jobs.flags import JobFlags, described, with_job_flags
 from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.postgres.session import Conn
 from tidewheel.settings.connections import Connections
