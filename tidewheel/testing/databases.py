@@ -7,7 +7,7 @@ A table of few pages is emptied by DELETE: TRUNCATE writes a new file for the ta
 
 from collections.abc import Mapping
 from contextlib import closing, nullcontext
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import LiteralString, cast
 from uuid import uuid4
 
@@ -18,7 +18,6 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from tidewheel import task_token_keys
 from tidewheel.errors import Unusable
 from tidewheel.migrations.runner import migrate
-from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.partitions import day_of, ensure_days, forget_days
 from tidewheel.postgres.session import Conn, connect
 from tidewheel.settings.connections import Connections
@@ -178,12 +177,6 @@ class Template:
 
     def _execute(self, statement: LiteralString, *names: str) -> None:
         self._admin.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
-
-
-def advance_clock(connection: Conn, by: timedelta) -> None:
-    """Move the clock of a database that has `CLOCK`, also back; create the partitions of its day."""
-    connection.execute("UPDATE test_clock SET ahead = ahead + %s", [by])
-    ensure_days(connection, [day_of(read_now(connection))])
 
 
 def stop_clock(connection: Conn, at: datetime) -> None:
