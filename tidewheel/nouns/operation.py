@@ -87,7 +87,7 @@ def reads(read: Callable[Concatenate[Conn, str, P], T]) -> Callable[Concatenate[
 
     @wraps(read)
     def method(noun: Noun, /, *args: P.args, **given: P.kwargs) -> T:
-        return noun._read(read, *args, **given)
+        return noun._read(read, *args, **given)  # pyright: ignore[reportPrivateUsage] - a method of this class
 
     _, _, *others = signature(read).parameters.values()
     own = Argument("self", Argument.POSITIONAL_ONLY)
