@@ -286,11 +286,6 @@ def test_decided_instants_are_in_no_excluded_span() -> None:
     assert spans == [(saturday, saturday, 1, True), (monday, tuesday, 2, True)]
 
 
-def test_a_schedule_without_calendars_has_no_excluded_spans() -> None:
-    daily = cron("0 9 * * *")
-    assert excluded_spans(daily, daily, at("2026-01-01T00:00:00Z"), at("2027-01-01T00:00:00Z")) == []
-
-
 def test_schedule_excluded_entirely_is_refused() -> None:
     now = at("2026-11-20T12:00:00Z")
     with pytest.raises(InvalidInput, match="exclude every future occurrence") as refused:

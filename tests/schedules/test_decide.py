@@ -2,9 +2,7 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from uuid import UUID
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,12 +13,10 @@ from tidewheel.schedules.decide import (
     MAX_COUNTED,
     MAX_FIRES,
     decide,
-    on_resume,
-    with_jitter,
 )
-from tidewheel.schedules.decision import CatchUp, DaySet, Decision, HoldReason, Policies, Skip
+from tidewheel.schedules.decision import CatchUp, DaySet, Decision, Policies, Skip
 from tidewheel.schedules.parse import parse_schedule
-from tidewheel.schedules.schedule import FixedDelay, Once, Schedule
+from tidewheel.schedules.schedule import Once, Schedule
 from tidewheel.schedules.timer_state import TimerState
 
 START = datetime(2026, 3, 2, 12, tzinfo=UTC)  # a Monday
@@ -63,47 +59,11 @@ def all_of(state: TimerState, late: timedelta) -> tuple[list[Decision], TimerSta
     return decisions, state
 
 
-def test_occurrence_on_time_fires_without_lateness() -> None:
-    decision = decided(at_start(every(60)), timedelta(0), ahead=2 * MINUTE)
-    assert [(fire.at, fire.late) for fire in decision.fires] == [(START + n * MINUTE, None) for n in range(3)]
-    assert (decision.skips, decision.next_at) == ((), START + 3 * MINUTE)
-
-
 def test_occurrences_younger_than_misfire_after_fire_late_under_every_policy() -> None:
     for policy in CatchUp:
         decision = decided(at_start(every(10), Policies(catch_up=policy)), 59 * SECOND)
         assert [fire.at for fire in decision.fires] == [START + n * 10 * SECOND for n in range(6)]
         assert all(fire.late is None for fire in decision.fires)
-
-
-def test_fire_once_fires_latest_missed_occurrence_with_lateness() -> None:
-    decision = decided(at_start(every(3600)), 5 * HOUR + 30 * MINUTE)
-    [fire] = decision.fires
-    assert (fire.at, fire.late, fire.buffered) == (START + 5 * HOUR, 30 * MINUTE, False)
-    [skip] = decision.skips
-    assert (skip.reason, skip.first_at, skip.last_at, skip.occurrences) == (
-        SkipReason.MISFIRE, START, START + 4 * HOUR, 5,
-    )  # fmt: skip
-
-
-def test_skip_skips_missed_and_fires_younger_occurrences() -> None:
-    decision = decided(at_start(every(40), Policies(catch_up=CatchUp.SKIP)), 10 * MINUTE)
-    assert [fire.at for fire in decision.fires] == [START + 560 * SECOND, START + 600 * SECOND]
-    [skip] = decision.skips
-    assert (skip.reason, skip.first_at, skip.last_at, skip.occurrences) == (
-        SkipReason.MISFIRE, START, START + 520 * SECOND, 14,
-    )  # fmt: skip
-
-
-def test_fire_all_fires_the_window_oldest_first_buffered_and_late() -> None:
-    policies = Policies(catch_up=CatchUp.FIRE_ALL, window=3 * HOUR)
-    decision = decided(at_start(every(3600), policies), 6 * HOUR + 30 * MINUTE)
-    assert [fire.at for fire in decision.fires] == [START + n * HOUR for n in (4, 5, 6)]
-    assert all(fire.buffered and fire.late is not None for fire in decision.fires)
-    [skip] = decision.skips
-    assert (skip.reason, skip.first_at, skip.last_at, skip.occurrences) == (
-        SkipReason.MISFIRE, START, START + 3 * HOUR, 4,
-    )  # fmt: skip
 
 
 def test_fire_all_keeps_newest_thousand_and_records_rest() -> None:
@@ -162,72 +122,6 @@ def test_a_once_fires_however_late_unless_its_catch_up_is_skip() -> None:
     skipping = decided(at_start(Once(START), Policies(catch_up=CatchUp.SKIP)), HOUR)
     assert (skipping.fires, [skip.reason for skip in skipping.skips]) == ((), [SkipReason.MISFIRE])
     assert skipping.next_at is None
-
-
-@pytest.mark.parametrize(
-    ("policy", "fired"), [(CatchUp.SKIP, []), (CatchUp.FIRE_ONCE, [4]), (CatchUp.FIRE_ALL, [2, 3, 4])]
-)
-def test_on_resume_decides_about_the_instants_of_the_pause(policy: CatchUp, fired: list[int]) -> None:
-    policies = Policies(on_resume=policy, window=2 * HOUR + 30 * MINUTE)
-    state = at_start(every(3600), policies)
-    now = START + 4 * HOUR + 10 * MINUTE
-    resumed = on_resume(state, now=now)
-    assert {skip.reason for skip in resumed.skips} == {SkipReason.PAUSED}
-    assert sum(skip.occurrences for skip in resumed.skips) == 5 - len(fired)
-    going_on = after(resumed, state)
-    decision = decide(going_on, now=now, horizon=now, misfire_after=MISFIRE_AFTER)
-    assert [fire.at for fire in decision.fires] == [START + n * HOUR for n in fired]
-    assert all(fire.late is not None for fire in decision.fires)
-    assert decision.next_at == START + 5 * HOUR
-
-
-def test_once_inside_pause_fires_on_resume() -> None:
-    state = at_start(Once(START), Policies(on_resume=CatchUp.SKIP))
-    resumed = on_resume(state, now=START + HOUR)
-    assert (resumed.skips, resumed.next_at) == ((), START)
-
-
-def test_a_fixed_delay_fires_and_waits_for_its_run() -> None:
-    decision = decided(at_start(FixedDelay(60_000_000)), 10 * HOUR)
-    assert [fire.at for fire in decision.fires] == [START]
-    assert (decision.hold_reason, decision.next_at) == (HoldReason.RUN, START)
-
-
-def test_years_of_a_one_second_job_are_decided_in_bounded_steps() -> None:
-    decision = decided(at_start(every(1)), 3 * 366 * DAY)
-    [skip] = decision.skips
-    assert (skip.exact, len(decision.fires)) == (False, 61)
-
-
-def test_jitter_delays_publish_time_only() -> None:
-    state = at_start(every(3600), Policies(jitter=10 * MINUTE))
-    decision = with_jitter(decided(state, timedelta(0), ahead=3 * HOUR), state, UUID(int=5))
-    assert [fire.at for fire in decision.fires] == [START + n * HOUR for n in range(4)]
-    delays = [fire.publish_at - fire.at for fire in decision.fires]
-    assert all(timedelta(0) <= delay < 10 * MINUTE for delay in delays)
-    assert len(set(delays)) > 1
-    again = with_jitter(decided(state, timedelta(0), ahead=3 * HOUR), state, UUID(int=5))
-    assert again == decision
-
-
-def test_excluded_days_are_recorded_spans_and_not_missed() -> None:
-    weekend = DaySet(weekdays=frozenset({0, 6}))
-    schedule = every(3600)
-    effective = CalendarSchedule(schedule, (weekend,), (), "UTC")
-    friday_evening = datetime(2026, 3, 6, 23, 30, tzinfo=UTC)
-    monday = datetime(2026, 3, 9, tzinfo=UTC)
-    state = TimerState(schedule, effective, effective, Policies(), friday_evening)
-    decision = decide(state, now=friday_evening, horizon=friday_evening + 5 * SECOND, misfire_after=MISFIRE_AFTER)
-    assert (decision.fires, decision.skips) == ((), ())
-    assert (decision.next_at, decision.due_at) == (datetime(2026, 3, 7, tzinfo=UTC), monday)
-    assert decision.next_at is not None
-    waiting = replace(state, cursor=decision.next_at)
-    then = decide(waiting, now=monday, horizon=monday, misfire_after=MISFIRE_AFTER)
-    assert [(fire.at, fire.late) for fire in then.fires] == [(monday, None)]
-    [skip] = then.skips
-    assert (skip.reason, skip.first_at, skip.last_at, skip.occurrences) == (
-        SkipReason.EXCLUDED, datetime(2026, 3, 7, tzinfo=UTC), monday - HOUR, 48,
-    )  # fmt: skip
 
 
 def test_overdue_poll_records_nothing_younger() -> None:

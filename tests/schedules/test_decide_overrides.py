@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidewheel.runs import SkipReason
-from tidewheel.schedules.decide import decide, next_wakeup, on_resume, skip_paused, with_jitter
+from tidewheel.schedules.decide import decide, next_wakeup, skip_paused
 from tidewheel.schedules.decision import Decision, Fire, Override, Skip
 from tidewheel.schedules.timer_state import TimerState, timer_state
 
@@ -68,72 +68,12 @@ def skipped(decision: Decision) -> list[tuple[str, float, float, int]]:
     ]
 
 
-def test_skipped_occurrence_is_recorded_when_passed() -> None:
-    decision = decided(state_of(said((0, 2))), 0)
-    assert (fired(decision), skipped(decision)) == ([], [("manual", 0, 0, 1)])
-    assert (decision.next_at, decision.due_at, decision.overridden) == (minute(1), minute(1), True)
-    later = decided(state_of(said((2,)), Row(minute(1))), 2)
-    assert (fired(later), skipped(later)) == ([(1, 1)], [("manual", 2, 2, 1)])
-    assert later.overridden is False
-
-
-def test_skip_within_the_horizon_is_recorded_ahead_without_a_due_timer() -> None:
-    decision = decided(state_of(said((1,)), Row(minute(1))), 0.95, ahead=5 * SECOND)
-    assert skipped(decision) == [("manual", 1, 1, 1)]
-    assert decision.due_at == minute(2)
-
-
-def test_obsolete_move_is_dropped_at_cursor() -> None:
-    off = [Override(minute(2.5), minute(9))]
-    assert decided(state_of(off), 1).moved == ()
-    assert decided(state_of(off), 2).moved == (minute(2.5),)
-
-
-def test_move_of_past_occurrence_still_fires() -> None:
-    where = state_of([Override(minute(2.5), minute(9))], Row(minute(3)))
-    assert fired(decided(where, 3)) == [(3, 3)]
-    assert decided(where, 3).overridden is True
-    assert fired(decided(replace(where, cursor=minute(9)), 9)) == [(9, 9), (2.5, 9)]
-
-
 def test_moved_occurrence_is_missed_by_its_new_instant() -> None:
     fire_once = decided(state_of(said(m1=5), Row(minute(8))), 8)
     assert [(fire.at, fire.late) for fire in fire_once.fires] == [(minute(8), None), (minute(1), 3 * MINUTE)]
     skip = decided(state_of(said(m1=5), Row(minute(8), policies='{"catch_up":"skip"}')), 8)
     assert (fired(skip), skipped(skip)) == ([(8, 8)], [("misfire", 1, 1, 1)])
     assert skip.moved == (minute(1),)
-
-
-def test_moved_occurrence_has_no_jitter() -> None:
-    where = state_of(said(m1=1.25), Row(minute(1), policies='{"jitter_percent":100.0}'))
-    decision = with_jitter(decided(where, 2.5), where, JOB)
-    by_nominal = dict(fired(decision))
-    assert by_nominal[1] == 1.25
-    assert by_nominal[2] > 2
-
-
-def test_pause_skips_occurrences_moved_into_it_only() -> None:
-    where = state_of(said((2,), m1=3.5, m4=9, m20=4.5), Row(minute(1)))
-    decision = on_resume(where, now=minute(5))
-    assert sorted(skipped(decision)) == [
-        ("manual", 2, 2, 1), ("paused", 1, 1, 1), ("paused", 3, 5, 2), ("paused", 20, 20, 1),
-    ]  # fmt: skip
-    assert (decision.next_at, decision.due_at, decision.moved) == (minute(6), minute(6), (minute(1), minute(20)))
-
-
-def test_pause_between_occurrences_skips_moved_one() -> None:
-    where = state_of(said(m5=3.5), Row(minute(4)))
-    decision = on_resume(where, now=minute(3.75))
-    assert (skipped(decision), decision.next_at, decision.moved) == ([("paused", 5, 5, 1)], minute(4), (minute(5),))
-    kept = on_resume(state_of(said(m5=3.5), Row(minute(4), policies='{"on_resume":"fire_once"}')), now=minute(3.75))
-    assert (kept.skips, kept.due_at) == ((), minute(3.5)), "the next firing makes up for it"
-
-
-def test_edit_of_paused_job_records_user_skips() -> None:
-    row = Row(policies='{"on_resume":"fire_all"}')
-    decision = skip_paused(state_of(said((2,), m1=9, m3=3.5), row), now=minute(4))
-    assert sorted(skipped(decision)) == [("manual", 2, 2, 1), ("paused", 0, 4, 2), ("paused", 3, 3, 1)]
-    assert (decision.next_at, decision.due_at, decision.moved) == (minute(5), minute(5), (minute(3),))
 
 
 @given(

@@ -2,7 +2,6 @@ from datetime import datetime
 
 import pytest
 
-from tidewheel.errors import ScheduleRefused
 from tidewheel.schedules.describe import describe, marked_occurrences
 
 WORDS = {
@@ -69,15 +68,6 @@ def marks(expression: str, zone: str, after: str, n: int, **choices: str) -> lis
     return [" | ".join([f"{mark.local:%m-%d %H:%M %Z}", *mark.notes]) for mark in found]
 
 
-def test_time_fired_after_gap_is_noted() -> None:
-    note = "2024-03-31 02:30 does not exist: fires at 03:00 instead (DST gap 02:00 to 03:00)"
-    assert marks("30 2 * * *", "Europe/Berlin", "2024-03-30T00:00", 3) == [
-        "03-30 02:30 CET",
-        f"03-31 03:00 CEST | {note}",
-        "04-01 02:30 CEST",
-    ]
-
-
 def test_skipped_time_is_marked_at_the_next_occurrence() -> None:
     note = "2024-03-31 02:30 does not exist: skipped (DST gap 02:00 to 03:00)"
     assert marks("30 2 * * *", "Europe/Berlin", "2024-03-31T00:00", 1, dst_gap="skip") == [f"04-01 02:30 CEST | {note}"]
@@ -113,14 +103,3 @@ def test_missing_day_is_marked() -> None:
     assert found[0] == "12-29 12:00 -10"
     assert found[1].startswith("12-31 12:00 +14 | 2011-12-30 12:00 does not exist")
     assert found[1].endswith(note)
-
-
-def test_ten_occurrences_by_default() -> None:
-    assert len(marked_occurrences("@daily", "UTC", datetime.fromisoformat("2026-01-01T00:00Z"))) == 10
-
-
-def test_unreadable_expression_is_refused() -> None:
-    with pytest.raises(ScheduleRefused, match="hour 25"):
-        describe("0 25 * * *", "UTC")
-    with pytest.raises(ScheduleRefused, match="is not a time zone"):
-        describe("0 2 * * *", "Nowhere")

@@ -82,12 +82,6 @@ def test_each_instant_has_version_in_force(changes: set[int], first: int, length
         assert list(of.iterate(cursor, newest_first=True)) == wanted[cut::-1]
 
 
-def test_version_in_force_throughout_has_no_bounds() -> None:
-    of = made([Row(7, every(2))], MIDNIGHT - 24 * HOUR, MIDNIGHT)
-    assert of.count(100) == (13, True)
-    assert {version for _, version in of.iterate(None, newest_first=False)} == {7}
-
-
 def test_range_excludes_calendar_days_and_refuses_deleted_calendar() -> None:
     row = Row(3, every(1), '{"exclude_calendars":["holidays"]}')
     assert calendars_of("default", [row]) == {("default", "holidays")}
@@ -101,10 +95,6 @@ def test_range_excludes_calendar_days_and_refuses_deleted_calendar() -> None:
 @pytest.mark.parametrize("n", [0, -1])
 def test_zero_occurrences_are_empty(n: int) -> None:
     assert next_occurrences("0 0 * * *", "UTC", START, n) == []
-
-
-def test_impossible_expression_has_no_occurrence() -> None:
-    assert next_occurrences("0 0 30 2 *", "UTC", START, 3) == []
 
 
 def test_the_search_ends_with_the_last_year() -> None:
