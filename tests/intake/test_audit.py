@@ -8,7 +8,6 @@ import pytest
 
 from tests.fixtures.acts import about, submission
 from tests.fixtures.database import ClockedDatabase, Database
-from tests.scheduler.firing import fire_due
 from tests.transitions.stepping import behind
 from tidewheel.audit import process_user
 from tidewheel.control.client.bulk_load import BulkLoader, JobText
@@ -253,10 +252,3 @@ def test_job_created_concurrently_is_reported_as_existing(
     assert database.rows("SELECT j.key, v.version FROM job_versions AS v JOIN jobs AS j USING (job_id) ORDER BY 1") == [
         ("a", 1), ("twin", 1),
     ]  # fmt: skip
-
-
-def test_loaded_job_fires(still: ClockedDatabase) -> None:
-    load(still, submission(schedule="@every 10s"))
-    still.advance(timedelta(seconds=10))
-    fire_due(still)
-    assert [run.job_version for run in still.job_runs()] == [1]

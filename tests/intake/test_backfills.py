@@ -12,7 +12,6 @@ from tests.scheduler.backfills import accept, ask_backfill, asking, move, progre
 from tests.scheduler.firing import fire_due
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.errors import UnknownJob
-from tidewheel.jobs.parsing import RequestRefused, parse_request
 from tidewheel.nouns.works.operations import list_works
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -234,11 +233,6 @@ def test_backfill_of_another_tenant_cannot_be_changed(hourly: ClockedDatabase) -
     assert move(hourly, "cancel", made, tenant="other").code == "unknown_backfill"
     assert move(hourly, "cancel", UUID(int=7)).code == "unknown_backfill"
     assert progress(hourly, made).state == "running"
-
-
-def test_reversed_range_is_refused() -> None:
-    with pytest.raises(RequestRefused, match="to: is before from"):
-        parse_request(asking(NOON, NOON - HOUR))
 
 
 def test_calendars_of_the_versions_exclude_days_of_a_backfill(clocked: ClockedDatabase) -> None:

@@ -53,28 +53,6 @@ def buried(requests: Requests) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.kafka
-def test_target_reply_ends_the_run_with_its_value_as_result(requests: Requests) -> None:
-    database = requests.database
-    started = waiting(database)
-    with requests.running():
-        read(requests, b' {"rows": 7} ', task_token=token_of(database, started))
-    assert database.final_state(started.run_id) == ("succeeded", None)
-    assert results(requests) == [b'{"rows":7}']
-    assert requests.replies() == []  # no reply is written
-
-
-@pytest.mark.kafka
-def test_target_reply_may_report_a_failure(requests: Requests) -> None:
-    database = requests.database
-    started = waiting(database)
-    token = token_of(database, started)
-    with requests.running():
-        read(requests, b"the tray is empty", task_token=token, status="failed", error_type="NoPaper")
-    assert database.open_run(started.run_id).state == "retrying"
-    assert database.rows("SELECT error_type, error_message FROM ended_attempts") == [("NoPaper", "the tray is empty")]
-
-
-@pytest.mark.kafka
 def test_duplicate_or_late_target_reply_changes_and_blocks_nothing(
     requests: Requests, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -123,25 +101,6 @@ def test_requests_and_target_replies_in_one_batch_are_applied(requests: Requests
         requests.until_read(asked)
     assert database.final_state(started.run_id)[0] == "succeeded"
     assert database.count("jobs") == 2
-
-
-@pytest.mark.kafka
-def test_target_reply_refused_by_the_database_is_dead_lettered_alone(fresh_database: Database, info: StackInfo) -> None:
-    """A constraint is the fault."""
-    database = fresh_database
-    database.submit()
-    poisoned, fine = waiting(database), waiting(database)
-    database.execute("ALTER TABLE attempt_outputs ADD CONSTRAINT poison CHECK (result <> '13')")
-    requests = Requests(database, info.kafka)
-    requests.reply(b"13", key=b"poison", task_token=token_of(database, poisoned))
-    last = requests.reply(b"14", task_token=token_of(database, fine))
-    with requests.running():
-        requests.until_read(last, topic=requests.topics.target_replies)
-    assert database.final_state(fine.run_id)[0] == "succeeded"
-    assert database.open_run(poisoned.run_id).state == "waiting"
-    [(topic, *_, key, value, reason)] = buried(requests)
-    assert (topic, key, value) == (requests.topics.target_replies, b"poison", b"13")
-    assert str(reason).startswith("the request could not be applied: new row for relation")
 
 
 @pytest.mark.kafka

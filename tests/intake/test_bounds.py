@@ -40,13 +40,6 @@ def run_for(database: ClockedDatabase, hours: int) -> None:
         fire_due(database)
 
 
-def test_nth_occurrence_is_the_last_and_finishes_the_job(still: ClockedDatabase) -> None:
-    still.submit(schedule="@every 1h", max_runs=3, overlap="allow_all")
-    run_for(still, 5)
-    assert len(instants(still)) == 3
-    assert still.value("SELECT finished_at IS NOT NULL FROM jobs")
-
-
 def test_max_runs_counts_skipped_occurrences_and_no_triggers(still: ClockedDatabase) -> None:
     still.submit(schedule="@every 1h", max_runs=4, overlap="allow_all")
     still.apply_batch({"type": "job.trigger", "key": "job"})
@@ -80,18 +73,6 @@ def test_recreated_job_counts_max_runs_from_zero(still: ClockedDatabase) -> None
     still.submit(schedule="@every 1h", max_runs=2, overlap="allow_all")
     run_for(still, 4)
     assert len(instants(still)) == 4
-
-
-@pytest.mark.parametrize(
-    ("job", "path"),
-    [
-        ({"schedule": "@every 1s", "max_runs": 10**12}, "job.max_runs"),
-        ({"schedule": "manual", "max_runs": 3}, "job.max_runs"),
-        ({"schedule": "@every 1h", "window": "0s"}, "job.window"),
-    ],
-)
-def test_invalid_field_is_refused_by_its_path(still: ClockedDatabase, job: dict[str, object], path: str) -> None:
-    assert [found for found, _ in refused(still, **job)] == [path]
 
 
 def test_identical_submit_of_a_finished_job_changes_nothing(still: ClockedDatabase) -> None:

@@ -96,18 +96,6 @@ def test_put_retracts_runs_ahead_of_a_newly_excluded_day(friday: ClockedDatabase
     assert len(friday.job_runs()) == 2
 
 
-def test_put_applies_overdue_occurrences_by_the_previous_days(friday: ClockedDatabase) -> None:
-    put(friday, days=["2027-01-01"])
-    friday.submit(schedule="@every 1s", overlap="allow_all", exclude_calendars=["holidays"])
-    friday.advance(3 * SECOND)
-    put(friday, days=["2026-11-20"])
-    assert fired(friday) == [FRIDAY_NOON + n * SECOND for n in (1, 2, 3)]
-    put(friday, days=["2027-01-01"])
-    friday.advance(2 * SECOND)
-    fire_due(friday)
-    assert fired(friday) == [FRIDAY_NOON + n * SECOND for n in (1, 2, 3, 4, 5)]
-
-
 def test_occurrences_excluded_before_a_put_stay_excluded(friday: ClockedDatabase) -> None:
     put(friday, days=["2026-11-20"])
     friday.submit(schedule="@every 1s", overlap="allow_all", exclude_calendars=["holidays"])

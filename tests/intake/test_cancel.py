@@ -26,29 +26,11 @@ def cancel(database: Database, run_id: UUID, **fields: object) -> Reply:
     return database.apply(cancelling(run_id, **fields))
 
 
-def test_unstarted_run_is_cancelled_at_once_and_its_claim_refused(with_job: Database) -> None:
-    wanted = with_job.requested_claim(with_job.trigger(delay="1h"))
-    reply = cancel(with_job, wanted.run_id, reason="no longer wanted")
-    assert (reply.status, reply.run_status, reply.run_id) == ("accepted", "queued", str(wanted.run_id))
-    assert with_job.final_state(wanted.run_id) == ("cancelled", "no longer wanted")
-    [event] = with_job.completions()
-    assert (event.status, event.reason, event.attempt) == ("cancelled", "no longer wanted", 0)
-
-
 def test_run_awaiting_a_retry_is_cancelled_at_once(with_job: Database) -> None:
     started = with_job.begun()
     with_job.requeue(started, AttemptOutcome.FAILED, timedelta(hours=1))
     assert cancel(with_job, started.run_id).run_status == "retrying"
     assert with_job.final_state(started.run_id) == ("cancelled", "requested")
-
-
-def test_running_run_is_signalled_to_its_executor(with_job: Database) -> None:
-    started = with_job.begun()
-    assert cancel(with_job, started.run_id).run_status == "running"
-    assert with_job.open_run(started.run_id).state == "cancelling"
-    [signal] = with_job.rows("SELECT run_id, attempt, kind, executor_id FROM signals")
-    assert signal == (started.run_id, 1, "cancel", EXECUTOR)
-    assert with_job.completions() == []
 
 
 def test_repeated_cancel_changes_nothing_and_reports_the_state(with_job: Database) -> None:

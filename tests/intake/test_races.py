@@ -97,18 +97,6 @@ def test_firing_skips_a_timer_locked_by_a_change(due: ClockedDatabase, name: str
     assert made(due) == [(1, 1)]
 
 
-def test_rolled_back_firing_leaves_its_instant_to_the_edit(due: ClockedDatabase) -> None:
-    firing, changing = due.connection(), due.connection()
-    locked = lock_due(due, firing)
-    waiting = in_background(lambda: due.apply_batch_within(changing, EDIT))
-    until_blocked(due, changing)
-    write_fired(due, firing, locked)
-    firing.rollback()
-    waiting.result(30)
-    changing.commit()
-    assert made(due) == [(1, 1)]
-
-
 @pytest.mark.parametrize("first", ["pause", "edit"])
 def test_concurrent_changes_of_a_job_are_applied_in_turn(due: ClockedDatabase, first: str) -> None:
     changes = [about("job.pause"), EDIT] if first == "pause" else [EDIT, about("job.pause")]

@@ -5,14 +5,14 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from tests.fixtures.acts import EXECUTOR, about, cancelling, ending, refusal
+from tests.fixtures.acts import EXECUTOR, cancelling, ending, refusal
 from tests.fixtures.database import Database
 from tests.fixtures.run_ids import run_instant
 from tidewheel.ids import job_id, run_bucket, run_id
 from tidewheel.intake.locks import RowLocked
 from tidewheel.jobs.parsing import RequestRefused
 from tidewheel.runs import AttemptOutcome, Cause, RunState
-from tidewheel.schemas.generated.records import ReplyStatus, RunRequest
+from tidewheel.schemas.generated.records import RunRequest
 from tidewheel.transitions.claim import Claim, Claimed, claim_runs
 
 
@@ -86,17 +86,6 @@ def test_repeated_retry_request_is_the_same_run(with_job: Database) -> None:
     assert len({retry(with_job, old), retry(with_job, old)}) == 2
 
 
-def test_retries_in_one_batch_get_replies_in_order(with_job: Database) -> None:
-    first, second = failed(with_job), failed(with_job)
-    unknown = uuid4()
-    replies = with_job.apply_batch(asking(second), asking(unknown), asking(first), asking(first))
-    assert [reply.status for reply in replies] == ["accepted", "rejected", "accepted", "accepted"]
-    parents = dict(with_job.rows("SELECT run_id, parent_run_id FROM runs WHERE cause = 'retry'"))
-    made = [parents[UUID(reply.run_id)] for reply in replies if reply.status is ReplyStatus.ACCEPTED]
-    assert made == [second, first, first]
-    assert replies[1].run_id == str(unknown)
-
-
 def test_retry_keeps_the_old_inputs_under_the_current_version(with_job: Database) -> None:
     trace = f"00-{'1' * 32}-{'2' * 16}-01"
     own = failed(with_job, payload={"to": "b"}, labels={"urgent": "yes"}, traceparent=trace)
@@ -112,13 +101,6 @@ def test_retry_keeps_the_old_inputs_under_the_current_version(with_job: Database
     assert {(each.payload_content_type, each.job_version) for each in messages.values()} == {("application/json", 2)}
     assert (messages[new[0]].labels, messages[new[0]].traceparent) == ({"urgent": "yes"}, trace)
     assert with_job.rows("SELECT DISTINCT handler, lane FROM job_runs") == [("other", "batch")]
-
-
-def test_retry_after_an_edit_of_other_fields_stores_no_payload(with_job: Database) -> None:
-    old = failed(with_job)
-    with_job.submit(payload={"to": "a"}, lane="batch")
-    retry(with_job, old)
-    assert with_job.count("run_inputs") == 0
 
 
 def test_retry_of_a_retry_names_the_first_run_on_every_attempt(with_job: Database) -> None:
@@ -175,14 +157,6 @@ def test_unknown_run_or_run_of_another_tenant_is_refused(with_job: Database) -> 
     old = failed(with_job)
     for reply in with_job.apply_batch(asking(uuid4()), asking(old, tenant="acme")):
         assert (reply.code, refusal(reply).path) == ("unknown_run", "run_id")
-
-
-def test_retry_of_a_deleted_jobs_run_is_refused(with_job: Database) -> None:
-    started = with_job.begun()
-    with_job.succeed(started)
-    with_job.apply_batch(about("job.delete"))
-    reply = with_job.apply(asking(started.run_id))
-    assert (reply.code, refusal(reply).path) == ("unknown_job", "key")
 
 
 def retrying(database: Database) -> UUID:

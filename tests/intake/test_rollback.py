@@ -110,17 +110,6 @@ def test_job_without_a_key_keeps_its_name(database: Database) -> None:
     assert database.count("jobs") == 1
 
 
-def test_several_jobs_are_rolled_back_in_one_batch(database: Database) -> None:
-    for key in ("a", "b"):
-        database.submit(key, payload=1)
-        database.submit(key, payload=2)
-    back = [about("job.rollback", key, version=version) for key, version in (("a", 1), ("b", 9), ("c", 1), ("b", 1))]
-    replies = database.apply_batch(*back)
-    assert [(reply.status, reply.job_version, reply.code) for reply in replies] == [
-        ("accepted", 3, None), ("rejected", None, "invalid"), ("rejected", None, "unknown_job"), ("accepted", 3, None),
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("kind", ["job.rollback", "job.delete"])
 def test_change_for_another_version_is_refused_with_the_current_one(database: Database, kind: str) -> None:
     database.submit(payload=1)

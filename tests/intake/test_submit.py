@@ -124,29 +124,6 @@ def test_payload_is_stored_in_the_definition_only(database: Database) -> None:
     assert "customer" not in str(database.value("SELECT spec FROM job_versions"))
 
 
-@pytest.mark.parametrize(
-    ("job", "path", "problem"),
-    [
-        ({"schedule": "0 0 30 2 *"}, "job.schedule.cron", "no date matches"),
-        ({"schedule": ["* * * * *"]}, "job.schedule", "is not valid"),
-        ({"schedule": {"cron": "0 0 * * *", "timezone": "Europe/Berlinn"}}, "job.schedule.timezone", "Europe/Berlinn"),
-        ({"schedule": "61 0 * * *"}, "job.schedule.cron", "61"),
-        ({"schedule": "@every 1h", "end_at": "2020-01-01T00:00:00Z"}, "job.end_at", "has passed"),
-    ],
-)
-def test_schedule_that_can_never_fire_is_refused_with_path_and_remedy(
-    database: Database, job: dict[str, Any], path: str, problem: str
-) -> None:
-    try:
-        reply = database.apply(submission(**job))
-        assert (reply.status, reply.code, reply.job_version) == (ReplyStatus.REJECTED, "invalid", None)
-        [error] = reply.errors
-    except Refused as refused:  # some are refused before they are applied
-        [error] = refused.errors
-    assert (error.path, problem in error.problem, bool(error.remedy)) == (path, True, True)
-    assert database.count("jobs") == 0
-
-
 def test_a_job_that_becomes_manual_loses_its_timer_and_is_not_finished(database: Database) -> None:
     database.submit(schedule="@every 1h")
     assert database.submit(schedule="manual").next_run_at is None

@@ -46,26 +46,6 @@ def save(database: Database, *beats: ProgressReport) -> set[UUID]:
     return database.within(save_progress, beats).stored
 
 
-def test_success_ends_the_waiting_run_with_its_result(with_job: Database) -> None:
-    started = waiting(with_job)
-    reply = complete(with_job, started, result={"rows": 7})
-    assert (reply.status, reply.run_id, reply.run_status) == ("accepted", str(started.run_id), "succeeded")
-    [event] = with_job.completions()
-    assert (event.status, event.result, event.attempt, event.sequence) == ("succeeded", b'{"rows":7}', 1, 2)
-    assert with_job.attempts(started.run_id) == [(1, "succeeded")]
-
-
-def test_reported_failure_is_retried_by_the_jobs_policy(with_job: Database) -> None:
-    started = waiting(with_job)
-    reply = complete(with_job, started, status="failed", error_type="NoPaper", error_message="the tray is empty")
-    assert (reply.status, reply.run_status) == ("accepted", "retrying")
-    row = with_job.open_run(started.run_id)
-    assert (row.state, row.attempt, row.failed_attempts, row.executor_id) == ("retrying", 1, 1, None)
-    assert [request.attempt for request in with_job.requests()] == [1, 2]
-    stored = with_job.rows("SELECT outcome, error_type, error_message FROM ended_attempts")
-    assert stored == [("failed", "NoPaper", "the tray is empty")]
-
-
 @pytest.mark.parametrize(
     ("job", "said"),
     [
@@ -146,15 +126,6 @@ def test_completion_with_a_forged_token_changes_nothing(with_job: Database) -> N
     for request in (completing(forged), beating(forged)):
         assert with_job.refuse(request).path == "token"
     assert with_job.open_run(started.run_id).state == "waiting"
-
-
-def test_batch_completes_many_runs_once_each(with_job: Database) -> None:
-    runs = [waiting(with_job) for _ in range(3)]
-    said = [completing(token_of(with_job, each), result=number) for number, each in enumerate(runs)]
-    replies = with_job.apply_batch(*said, *said)
-    assert [reply.run_status for reply in replies] == ["succeeded"] * 6
-    assert [reply.code for reply in replies] == [None] * 3 + ["attempt_over"] * 3
-    assert sorted(event.result or b"" for event in with_job.completions()) == [b"0", b"1", b"2"]
 
 
 def test_external_completion_waits_for_a_concurrent_end_and_is_rejected(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.fixtures.database import Database
 from tidewheel.ids import BUCKETS
-from tidewheel.outbox import SLICES, OutboxLane, OutboxRow, append, pack, slice_lane_of, slice_of
+from tidewheel.outbox import SLICES, OutboxLane, OutboxRow, append, slice_lane_of, slice_of
 from tidewheel.runs import Lane
 
 AT = datetime(2027, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
@@ -55,26 +55,3 @@ def test_row_is_stored_unchanged(database: Database) -> None:
         (slice_lane_of(0, "events"), AT, "t", None, None, None),
         (slice_lane_of(0, "batch"), AT, "t", b"", b"", None),
     ]
-
-
-def test_headers_may_be_given_encoded(database: Database) -> None:
-    database.within(append, [row(headers=pack(HEADERS)), row(headers=pack([]))], shards=64)
-    assert database.rows("SELECT headers FROM outbox ORDER BY id") == [([b"ce_id", b"1", "ü".encode(), b""],), (None,)]
-
-
-def test_rows_keep_the_order_in_which_they_were_appended(database: Database) -> None:
-    database.within(append, (row(key=b"%d" % number) for number in range(1000)), shards=64)
-    found = database.rows("SELECT key FROM outbox ORDER BY slice_lane, publish_at, id")
-    assert [int(key) for (key,) in found] == list(range(1000))
-
-
-def test_rows_commit_or_roll_back_with_the_caller(database: Database) -> None:
-    connection = database.connection()
-    append(connection, [], shards=64)
-    append(connection, [row()], shards=64)
-    assert database.count("outbox") == 0
-    connection.rollback()
-    assert database.count("outbox") == 0
-    append(connection, [row()], shards=64)
-    connection.commit()
-    assert database.count("outbox") == 1

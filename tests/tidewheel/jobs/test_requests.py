@@ -1,6 +1,5 @@
 """Requests: documented fields are read, all else is refused under its path with its identity."""
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 from tests.fixtures.examples import examples
 from tests.tidewheel.jobs.submitting import refused
 from tidewheel.jobs.parsing import RequestRefused, parse_request, request_identity
-from tidewheel.jobs.requests import JobBackfill, JobSubmit, JobTrigger, RunCancel
+from tidewheel.jobs.requests import JobSubmit
 from tidewheel.jobs.spec import JobSpec, schedule_document
 
 RUN_ID = "019d3a1c-7f00-8123-8456-789abcdef012"
@@ -47,32 +46,6 @@ def test_documented_submit_is_read() -> None:
         "start_at": None,
         "end_at": None,
     }
-
-
-def test_documented_trigger_and_cancel_are_read() -> None:
-    trigger = parse_request(
-        {"type": "job.trigger", "request_id": "r-2", "key": "send-email", "payload": {"to": "a"}, "delay": "10s"}
-    )
-    assert isinstance(trigger, JobTrigger)
-    assert trigger.delay == timedelta(seconds=10)
-    cancel = parse_request({"type": "run.cancel", "request_id": "r-3", "run_id": RUN_ID.upper()})
-    assert isinstance(cancel, RunCancel)
-    assert cancel.run_id == RUN_ID
-
-
-@pytest.mark.parametrize("kind", ["job.pause", "job.resume", "job.delete"])
-def test_pause_resume_and_delete_name_a_job(kind: str) -> None:
-    assert parse_request({"type": kind, "key": "k", "reason": "maintenance"}).type == kind
-    assert refused({"type": kind})["key"].startswith("is missing")
-
-
-def test_range_has_the_fields_from_and_to() -> None:
-    request = parse_request(
-        {"type": "job.backfill", "key": "k", "from": "2026-01-01T00:00:00Z", "to": "2026-01-02T00:00:00Z"}
-    )
-    assert isinstance(request, JobBackfill)
-    assert (request.from_at.day, request.to_at.day) == (1, 2)
-    assert "is missing" in refused({"type": "job.backfill", "key": "k"})["from"]
 
 
 @pytest.mark.parametrize(

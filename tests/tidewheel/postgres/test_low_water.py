@@ -23,10 +23,6 @@ def polled(earliest: dict[int, datetime | None], *, now: datetime = NOON) -> Low
     return marks
 
 
-def test_first_poll_is_a_full_scan() -> None:
-    assert LowWaterMarks[int]().scan_from([0, 1]) == [BEGINNING, BEGINNING]
-
-
 def test_next_poll_starts_a_second_before_the_clock_or_at_the_backlog() -> None:
     marks = polled({0: NOON + 5 * SECOND, 1: None, 2: NOON - 60 * SECOND})
     assert marks.scan_from([0, 1, 2, 3]) == [NOON - SECOND, NOON - SECOND, NOON - 61 * SECOND, BEGINNING]

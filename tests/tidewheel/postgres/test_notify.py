@@ -129,13 +129,6 @@ def test_request_before_the_last_was_sent_is_merged(database: Database) -> None:
     assert heard(database, ear) == Counter()
 
 
-def test_nothing_is_sent_without_a_request(database: Database) -> None:
-    ear = listening(database)
-    with closing(Notifier(database.url, "test-notifier")):
-        assert heard(database, ear) == Counter()
-    assert heard(database, ear) == Counter()
-
-
 def test_notification_is_committed_at_once_and_holds_no_lock(database: Database, notifier: Notifier) -> None:
     ear = listening(database)
     notifier.notify(Channel.SIGNALS)
