@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from tests.docs.json_blocks import documents
 from tests.strict_types import ROOT
 from tidewheel.jobs.targets import TARGETS
 
@@ -19,12 +18,6 @@ def test_kind_has_its_rows_on_the_targets_page(kind: str) -> None:
     rows = [re.findall(rf"^\| {kind}\b", table, re.MULTILINE) for table in (promises, *matrices)]
     assert len(rows) == 3
     assert all(rows)
-
-
-@pytest.mark.parametrize("kind", TARGETS)
-def test_kind_has_its_field_in_the_definition_of_the_wire_contract(kind: str) -> None:
-    [fields] = [[*document["target"]] for document in documents(DOCS / "wire-contract.md") if "target" in document]
-    assert {kind, f"aws_{kind}"} & {*fields}
 
 
 @pytest.mark.parametrize("kind", TARGETS)

@@ -1,13 +1,12 @@
 """The order in which held runs leave: tenants by weight, priority with ageing, their own order inside."""
 
-from collections import Counter
 from datetime import timedelta
 from struct import pack
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewheel.relay.staging import STEP_SECONDS, Lead, Staging, id_of, position_in
+from tidewheel.relay.staging import Lead, Staging, id_of, position_in
 
 SECOND = 1_000_000
 
@@ -26,38 +25,6 @@ def staged(*rows: tuple[str, int, bytes]) -> Staging:
 def numbers(taken: tuple[list[bytes], int]) -> list[int]:
     entries, _ = taken
     return [int.from_bytes(id_of(each)) for each in entries]
-
-
-def test_tenants_take_turns_by_weight() -> None:
-    """Also while they are taken a few at a time."""
-    tenants = ["a", "b", "c"]
-    staging = staged(
-        *((tenant, 5, entry(place * 1000 + each)) for place, tenant in enumerate(tenants) for each in range(500))
-    )
-    taken = [each // 1000 for _ in range(100) for each in numbers(staging.take(7, {"b": 2, "c": 4}, room=1))]
-    counts = Counter(taken[:700])
-    assert [counts[place] for place in range(3)] == [100, 200, 400]
-
-
-def test_newcomer_is_next_but_one() -> None:
-    staging = staged(*(("a", 5, entry(each)) for each in range(1000)))
-    staging.take(10, {}, room=1)
-    staging.add([("b", 5, entry(5000, at=99))])
-    assert 5000 in numbers(staging.take(2, {}, room=1))
-
-
-def test_priority_goes_first_among_thousands() -> None:
-    staging = staged(*(("a", 0, entry(each, at=each)) for each in range(5000)))
-    staging.add([("a", 9, entry(9999, at=6000))])
-    assert numbers(staging.take(1, {}, room=1)) == [9999]
-
-
-def test_run_of_lowest_priority_ages() -> None:
-    """It goes before each run of priority 9 that is due 270 s later, however many come."""
-    staging = staged(("a", 0, entry(1, at=0)))
-    staging.add(("a", 9, entry(10 + each, at=each * SECOND)) for each in range(600))
-    order = numbers(staging.take(601, {}, room=1))
-    assert order.index(1) == 9 * STEP_SECONDS + 1
 
 
 @given(

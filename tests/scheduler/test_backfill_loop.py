@@ -9,10 +9,8 @@ import pytest
 
 from tests.fixtures.acts import about, ending, submission
 from tests.fixtures.database import ClockedDatabase, Database
-from tests.fixtures.services import until
-from tests.scheduler.backfills import accept, asking, created_instants, look, make_batch, move, progress
+from tests.scheduler.backfills import accept, created_instants, look, make_batch, move, progress
 from tests.scheduler.firing import fire_due
-from tests.scheduler.test_loop import running
 from tests.transitions.graphs import drain_some, never
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.ids import job_id, run_id
@@ -250,17 +248,6 @@ def test_newest_first_holds_with_buffered_runs(clocked: ClockedDatabase) -> None
     assert seen == FIVE[::-1]
 
 
-def test_requested_overlap_policy_applies(hourly: ClockedDatabase) -> None:
-    made = accept(hourly, *RANGE, overlap="skip")
-    make_batch(hourly, made)
-    claimed = hourly.claim(*(run.run_id for run in hourly.job_runs()))
-    assert (len(claimed.started), len(claimed.overlaps.skipped)) == (1, 4)
-    hourly.succeed(claimed.started[0])
-    make_batch(hourly, made)
-    stands = progress(hourly, made)
-    assert (stands.state, stands.facts["runs"]) == ("finished", {"succeeded": 1, "skipped": 4})
-
-
 def test_paused_backfill_creates_nothing_and_resumes_at_cursor(hourly: ClockedDatabase) -> None:
     made = accept(hourly, *RANGE, max_concurrent=2)
     assert look(hourly) == 2
@@ -357,22 +344,3 @@ def test_two_schedulers_create_each_backfill_run_once(hourly: ClockedDatabase) -
     assert writing.result(30)[0] == 5
     assert create_next_runs(second, hourly.installation, other)[0] == 0
     assert created_instants(hourly) == FIVE
-
-
-@pytest.mark.slow
-def test_schedulers_complete_many_backfills(database: Database) -> None:
-    now = database.now()
-    keys = [f"job-{number}" for number in range(8)]
-    database.apply_batch(*(submission(key, **HOURLY) for key in keys))
-    between = now - 2 * DAY, now
-    database.apply_batch(*(asking(*between, key, what="all", versions="current", max_concurrent=1000) for key in keys))
-    with running(database), running(database):
-        until(lambda: database.count("runs") >= 8 * 48, "every run is made")
-        for run in database.job_runs():
-            for started in database.claim(run.run_id).started:
-                database.succeed(started)
-        until(
-            lambda: database.value("SELECT count(*) FROM backfills WHERE state = 'finished'") == 8, "all are finished"
-        )
-    [(runs, instants)] = database.rows("SELECT count(*), count(DISTINCT (job_id, scheduled_at)) FROM runs")
-    assert runs == instants == 8 * 48

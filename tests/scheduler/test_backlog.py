@@ -335,17 +335,6 @@ def test_log_names_poisoned_job_only(due: ClockedDatabase, caplog: pytest.LogCap
     assert f"job {POISON} is quarantined: CheckViolation" in caplog.text
 
 
-def test_poisoned_job_does_not_repeat_written_runs(due: ClockedDatabase) -> None:
-    """The batch is rolled back before it fires job by job: no duplicate, no loss."""
-    poison(due, "lane = 'nonsense'")
-    due.advance(5 * SECOND)
-    fire_due(due)
-    made = due.rows("SELECT key, count(*) FROM runs JOIN jobs USING (job_id) GROUP BY key ORDER BY key")
-    assert made == [("before", 5), ("zzz", 5)]
-    assert len(due.job_runs()) == 10
-    due.submit("before", schedule="manual")
-
-
 def test_sessions_that_wait_for_a_lock_are_counted_with_the_longest_wait(still: ClockedDatabase) -> None:
     still.submit("held")
     waiting = connect(still.url, "tidewheel-relay")

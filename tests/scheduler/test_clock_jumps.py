@@ -66,17 +66,6 @@ def test_clock_jump_back_fires_each_instant_once(noon: ClockedDatabase, jump: ti
     assert noon.count("skips") == 0
 
 
-def test_clock_jump_back_delays_a_run_created_ahead(noon: ClockedDatabase) -> None:
-    noon.submit(**EACH_MINUTE)
-    noon.advance(MINUTE)
-    fire_all(noon)
-    [run] = noon.job_runs()
-    noon.advance(-HOUR)
-    assert noon.claim(run.run_id).started == []
-    noon.advance(HOUR)
-    assert noon.begin(run.run_id).attempt == 1
-
-
 @pytest.mark.parametrize(
     "change",
     [

@@ -84,14 +84,6 @@ def test_no_run_is_created_before_the_lookahead(still: ClockedDatabase) -> None:
     assert fire_due(still, lookahead=SECOND) == 1
 
 
-def test_late_run_is_due_at_once_and_keeps_its_instant(still: ClockedDatabase) -> None:
-    still.submit(**EACH_SECOND)
-    now = still.advance(timedelta(seconds=1.5))
-    fire_due(still)
-    [run] = still.job_runs()
-    assert (run.scheduled_at, run.publish_at) == (now - SECOND / 2, now)
-
-
 def test_latest_missed_occurrence_fires_and_others_are_one_exact_span(still: ClockedDatabase) -> None:
     still.submit(schedule="@every 1h")
     still.advance(5.5 * HOUR)
@@ -186,17 +178,6 @@ def test_concurrent_schedulers_create_one_run_per_occurrence(
     assert all(count == distinct and 13 <= count <= 15 for _, count, distinct, _ in made)  # ten, and up to five ahead
     assert still.count("runs") == len(still.job_runs()) == len(still.requests())
     assert "fires job by job" not in caplog.text
-
-
-def test_locked_timer_does_not_block_others(still: ClockedDatabase) -> None:
-    still.apply_batch(submission("held", **EACH_SECOND), submission("free", **EACH_SECOND))
-    still.advance(SECOND)
-    holding = still.connection()
-    holding.execute("SELECT FROM timers AS t JOIN jobs AS j USING (job_id) WHERE key = 'held' FOR UPDATE OF t")
-    assert fire_due(still) == 1
-    holding.rollback()
-    assert fire_due(still) == 1
-    assert instants(still) == [1, 1]
 
 
 def test_lost_session_is_reported_and_next_poll_fires(still: ClockedDatabase) -> None:

@@ -59,13 +59,6 @@ def test_retry_does_not_start_the_delay(chain: ClockedDatabase) -> None:
     assert timer(chain) == ("run", None)
 
 
-def test_trigger_does_not_change_the_chain(chain: ClockedDatabase) -> None:
-    start(chain)
-    run = chain.trigger()
-    chain.apply_batch({"type": "run.cancel", "run_id": str(run)})
-    assert timer(chain) == ("run", None)
-
-
 def test_resumed_chain_counts_from_the_end_of_its_run(chain: ClockedDatabase) -> None:
     started = start(chain)
     chain.apply_batch(about("job.pause"))

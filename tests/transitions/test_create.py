@@ -60,14 +60,6 @@ def test_run_and_message_agree(database: Database, now: datetime) -> None:
     assert database.count("run_inputs") == 0
 
 
-def test_duplicate_occurrence_is_refused_as_a_whole(database: Database, now: datetime) -> None:
-    first, second = (new_run(database, now + timedelta(seconds=n)) for n in (1, 2))
-    write(database, first, now=now)
-    with pytest.raises(psycopg.errors.UniqueViolation):
-        write(database, second, first, now=now)
-    assert [run.run_id for run in database.job_runs()] == [first.run_id]
-
-
 def test_repeats_creates_only_new_runs(database: Database, now: datetime) -> None:
     first, second = (new_run(database, now + timedelta(seconds=n)) for n in (1, 2))
     write(database, first, now=now)
@@ -131,18 +123,6 @@ def test_repeat_that_waits_for_the_end_of_its_run_creates_no_second_one(
     assert len(database.requests()) == database.count("run_inputs") == 2
     assert [message.run_id for message in database.requests()].count(str(run.run_id)) == 1
     assert database.count("finished_runs") == (outcome == "commit")
-
-
-def test_run_inputs_are_stored_and_sent(database: Database, now: datetime) -> None:
-    inputs = RunInputs(payload=b"\x00", payload_content_type="application/octet-stream", labels={"a": "b"})
-    write(database, new_run(database, now, inputs=inputs, request_id="r"), now=now)
-    [row] = database.rows(
-        "SELECT payload, payload_content_type, labels, request_id, i.created_at"
-        "  FROM run_inputs AS i JOIN runs USING (run_id)"
-    )
-    assert row == (b"\x00", "application/octet-stream", {"a": "b"}, "r", now)
-    [message] = database.requests()
-    assert (message.payload, message.labels) == (b"\x00", {"a": "b"})
 
 
 def priorities(database: Database, run_id: UUID) -> list[object]:

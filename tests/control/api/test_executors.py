@@ -28,36 +28,6 @@ def a_run(database: Database, **job: object) -> UUID:
     return database.trigger()
 
 
-def test_registration_returns_lease_and_topics(client: httpx.Client, database: Database) -> None:
-    body = {"name": "here:1", "handlers": ["a"], "queues": ["default", "reports"], "slots": 4}
-    answer = client.post("/api/v1/executors", json=body).json()
-    assert (answer["heartbeat_seconds"], answer["lease_seconds"]) == (1.0, 15.0)
-    names = [each["topic"] for each in answer["topics"]]
-    assert names == [
-        database.installation.topics.runs(queue, lane)
-        for queue in ("default", "reports")
-        for lane in ("critical", "standard", "batch")
-    ]
-    assert answer["topics"][0]["group"] == f"{names[0]}.executors"
-    assert database.rows("SELECT name, queues, handlers, slots FROM executors") == [
-        ("here:1", ["default", "reports"], ["a"], 4)
-    ]
-
-
-def test_claim_starts_the_attempt_and_returns_its_token(executor: Executor, database: Database) -> None:
-    run_id = a_run(database, schedule_to_close="10s")
-    [started] = executor.claim(run_id)
-    assert (started["run_id"], started["attempt"], started["request"]) == (str(run_id), 1, None)
-    assert 0 < started["schedule_to_close_remaining_seconds"] <= 10
-    assert database.installation.task_tokens.read(started["task_token"]) == (run_id, 1)
-    row = database.open_run(run_id)
-    assert (row.state, row.claimed_from, row.executor_id) == (
-        "running",
-        "t.runs.standard/0/7@0",
-        UUID(executor.executor_id),
-    )
-
-
 def test_claim_without_the_proof_of_its_message_starts_nothing(executor: Executor, database: Database) -> None:
     """And the run stays for the sweep, which brings the database's own message."""
     run_id, other = a_run(database), database.trigger()
@@ -150,17 +120,6 @@ def test_sweep_claims_only_its_handlers_and_queues_up_to_the_limit(client: httpx
     first, second = executor.sweep(2), executor.sweep(2)
     assert [len(first), len(second)] == [2, 1]
     assert {UUID(each["run_id"]) for each in first + second} == mine
-
-
-def test_success_is_recorded_with_result_and_output(executor: Executor, database: Database) -> None:
-    run_id = a_run(database)
-    executor.claim(run_id)
-    assert executor.finish(run_id, "succeeded", result={"sent": True}, output="hello\n") == "recorded"
-    [completion] = database.completions()
-    assert (completion.status, completion.result) == ("succeeded", b'{"sent":true}')
-    assert completion.executor_id == executor.executor_id
-    assert database.value("SELECT output FROM attempt_outputs") == b"hello\n"
-    assert executor.finish(run_id, "succeeded") == "superseded"
 
 
 def test_outcomes_that_end_the_run_are_recorded_with_their_fields(executor: Executor, database: Database) -> None:

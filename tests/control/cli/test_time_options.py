@@ -114,11 +114,6 @@ def test_unknown_zone_is_refused_also_where_no_time_needs_it(words: str) -> None
     assert "Europe/Berlin" in refused
 
 
-def test_a_named_day_at_a_time_that_the_clock_skips_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="does not exist in Europe/Berlin"):
-        read_instant("today 02:30", "--at", "Europe/Berlin", now=NOW)
-
-
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -133,9 +128,3 @@ def test_a_day_that_names_no_instant_is_refused(text: str, problem: str) -> None
     with pytest.raises(InvalidInput) as refused:
         read_instant(text, "--at", "Europe/Berlin", now=NOW)
     assert [error.problem for error in refused.value.errors] == [problem]
-
-
-def test_a_wrong_time_names_the_forms() -> None:
-    [refusal] = tidewheel(NO_DATABASE, "run", "list", "--since", "24 hours").refusals
-    assert refusal.startswith("--since: ")
-    assert "'24 hours' is not a time; write 04:03, 3am, yesterday, Fri 02:30, now, +5m, 24h, or RFC 3339" in refusal

@@ -20,7 +20,7 @@ from tidewheel.errors import InvalidInput, Refused, Unavailable, VersionConflict
 from tidewheel.ids import RunId, job_id
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.postgres.session import CommitUnknown
-from tidewheel.runs import AttemptOutcome, RunState
+from tidewheel.runs import RunState
 from tidewheel.transitions.attempts import ProgressReport, save_progress
 
 T = TypeVar("T")
@@ -71,17 +71,6 @@ def refusal_code(call: Callable[[], object]) -> str:
     return caught.value.code
 
 
-def test_an_identical_submit_changes_nothing(client: Client) -> None:
-    first = client.submit(job(schedule="@every 1h"))
-    assert (first.job_id, first.version, first.unchanged) == (job_id("default", "job"), 1, False)
-    assert first.next_run_at is not None
-    again = client.submit(job(schedule={"interval": 3600}))
-    assert (again.version, again.unchanged, again.next_run_at) == (1, True, first.next_run_at)
-    spec = JobSpec.model_validate(job(schedule="@every 1h"))
-    assert client.submit(spec).unchanged
-    assert client.submit(job(schedule="@every 1h", labels={"a": "b"})).version == 2
-
-
 def test_a_job_as_a_spec_and_as_a_mapping_is_one_version(client: Client) -> None:
     cases: list[dict[str, Any]] = [
         {"payload": {"to": "ann"}},
@@ -100,16 +89,6 @@ def test_a_job_as_a_spec_and_as_a_mapping_is_one_version(client: Client) -> None
         again = client.submit(given)
         assert (again.version, again.unchanged) == (1, True), fields
         assert client.submit(given, request_id=request_id) == first, f"it is the same request, too: {fields}"
-
-
-def test_repeated_request_returns_the_same_reply(client: Client, database: Database) -> None:
-    first = client.submit(job(), request_id="r-1")
-    client.submit(job(labels={"a": "b"}))
-    assert client.submit(job(), request_id="r-1") == first
-    run = client.trigger("job", request_id="r-2")
-    assert client.trigger("job", request_id="r-2") == run
-    assert database.count("job_runs") == 1
-    assert refusal_code(lambda: client.trigger("job", 1, request_id="r-2")) == "request_conflict"
 
 
 def test_every_error_of_a_job_names_its_path(client: Client, database: Database) -> None:
@@ -201,18 +180,6 @@ def test_cancel_returns_the_state_before(client: Client, database: Database) -> 
     assert client.runs.cancel(running) is RunState.RUNNING
     assert client.runs.get(running).state == "cancelling"
     assert client.runs.cancel(queued) is RunState.CANCELLED
-
-
-def test_next_attempt_is_made_due_once_and_no_later_one(client: Client, database: Database) -> None:
-    client.submit(job())
-    run_id = client.trigger("job")
-    database.requeue(database.begin(run_id), AttemptOutcome.FAILED, timedelta(hours=1))
-    assert [client.runs.retry_now(run_id, 2) for _ in range(2)] == [True, False]
-    database.requeue(database.begin(run_id), AttemptOutcome.FAILED, timedelta(hours=1))
-    assert client.runs.retry_now(run_id, 2) is False
-    assert refusal_code(lambda: client.runs.retry_now(run_id, 4)) == "invalid"
-    assert client.runs.retry_now(run_id, 3) is True
-    assert client.runs.get(run_id).state == "retrying"
 
 
 def test_unknown_job_or_run_is_refused(client: Client) -> None:

@@ -19,7 +19,7 @@ from tidewheel.nouns.dead_letters import operations as module
 from tidewheel.nouns.dead_letters.operations import DeadLetterFilter, DeadLettersPage
 from tidewheel.nouns.works.operations import Work
 from tidewheel.postgres.session import RowsLocked, Session
-from tidewheel.runs import AttemptOutcome, RunState
+from tidewheel.runs import RunState
 from tidewheel.scheduler.work_loop import Purge, Redrive, WorkLoop, do_batch
 from tidewheel.transitions.dead_letters import DeadMessage, dead_letter_message
 
@@ -152,31 +152,6 @@ def test_invalid_filter_is_refused(client: Client) -> None:
         client.dead_letters.redrive(ids=[404])
 
 
-def test_dead_letter_is_shown_with_its_attempts_and_retry_chain(client: Client, database: Database) -> None:
-    started = database.begun()
-    database.requeue(started, AttemptOutcome.FAILED)
-    again = database.begin(started.run_id)
-    database.end(ending(again, RunState.FAILED, error_type="ValueError", error_message="no", trace="at 1", output=b"o"))
-    new = client.runs.retry(started.run_id)
-    [letter] = client.dead_letters.list().dead_letters
-    shown = client.dead_letters.get(letter.id)
-    assert shown.run is not None
-    assert [(one.attempt, one.error_type, one.trace, one.output) for one in shown.run.attempts] == [
-        (1, "ValueError", None, None),
-        (2, "ValueError", "at 1", b"o"),
-    ]
-    assert [one.run_id for one in shown.run.retry_chain.next] == [new]
-    assert (shown.redriven_run_id, shown.message_value) == (new, None)
-
-
-def test_a_message_is_shown_byte_for_byte(client: Client, database: Database) -> None:
-    garble(database)
-    [letter] = client.dead_letters.list().dead_letters
-    shown = client.dead_letters.get(letter.id)
-    assert (shown.message_key, shown.message_value, shown.run) == (b"k", b"\xff{", None)
-    assert (letter.topic, letter.partition, letter.offset) == (database.installation.topics.requests, 3, 0)
-
-
 def test_each_dead_letter_is_redriven_once(client: Client, database: Database) -> None:
     failed = [fail(database) for _ in range(3)]
     done = redrive(client, database, key="job")
@@ -304,19 +279,6 @@ def test_rejected_dead_letter_stops_no_other_and_is_redriven_once_corrected(clie
     database.submit("other")
     done = redrive(client, database)
     assert (done.done_count, done.rejected_count, set(redriven(database))) == (1, 0, {kept, gone})
-
-
-def test_messages_are_redriven_only_on_request(client: Client, database: Database) -> None:
-    garble(database)
-    assert client.dead_letters.redrive(everything=True).matched == 0
-    [letter] = client.dead_letters.list().dead_letters
-    assert client.dead_letters.redrive(ids=[letter.id], dry_run=True).matched == 1
-    assert redrive(client, database, kind="message").done_count == 1
-    requests = database.installation.topics.requests
-    assert database.rows("SELECT key, value FROM outbox WHERE topic = %s", [requests]) == [(b"k", b"\xff{")]
-    assert client.dead_letters.redrive(kind="message").matched == 0
-    [letter] = client.dead_letters.list(redriven=True).dead_letters
-    assert (letter.redriven_run_id, letter.redriven_at is not None) == (None, True)
 
 
 def test_purge_deletes_letters_and_no_run(client: Client, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,19 +56,6 @@ def written(shop: Database) -> tuple[int, int, int]:
     return shop.count("orders"), shop.count("job_runs"), shop.count("outbox")
 
 
-def test_a_run_commits_with_the_callers_rows(shop: Database, own: Own) -> None:
-    own.execute(ORDER)
-    run = enqueue(own, "charge", {"cents": 900})
-    own.execute(ORDER)
-    assert written(shop) == (0, 0, 0)
-    own.commit()
-    orders, runs, messages = written(shop)
-    assert (orders, runs) == (2, 1)
-    assert messages >= 1
-    [(_, handler, cause, version)] = shop.rows(READ_RUN, [run])
-    assert (handler, cause, version) == ("send-email", "trigger", 1)
-
-
 def test_enqueue_as_the_first_statement_leaves_the_commit_to_the_caller(shop: Database, own: Own) -> None:
     """psycopg's `transaction()` commits where it finds no transaction begun."""
     enqueue(own, "charge")

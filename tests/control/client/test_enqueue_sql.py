@@ -73,15 +73,6 @@ def take_in(shop: Database) -> list[Reply]:
     return shop.within(apply_requests, shop.installation, [ReceivedRequest(read_request(value)[0]) for value in values])
 
 
-def test_enqueued_run_commits_or_rolls_back_with_the_callers_rows(shop: Database, own: Own) -> None:
-    for ends, left in ((own.rollback, (0, 0)), (own.commit, (1, 1))):
-        own.execute(ORDER)
-        own.execute(CHARGE, ["order-1"])
-        assert written(shop) == (0, 0)
-        ends()
-        assert written(shop) == left
-
-
 def test_request_is_written_to_the_outbox_slice_of_its_job(shop: Database) -> None:
     shop.rows(CHARGE, ["order-1"])
     [(slice_lane, key, topic, shard)] = shop.rows(

@@ -29,13 +29,6 @@ def test_success_is_recorded_once_with_its_result(database: Database, client: Cl
     assert (refused.value.run_id, refused.value.state) == (str(started.run_id), "succeeded")
 
 
-def test_repeated_request_gets_the_first_reply(database: Database, client: Client) -> None:
-    token = token_of(database, waiting(database))
-    assert [client.task_tokens.complete(token, 1, request_id="r-1") for _ in range(2)] == [RunState.SUCCEEDED] * 2
-    with pytest.raises(Refused, match="already used with a different body"):
-        client.task_tokens.complete(token, 2, request_id="r-1")
-
-
 def test_failure_is_retried_by_policy_unless_permanent(database: Database, client: Client) -> None:
     started = waiting(database)
     assert client.task_tokens.fail(token_of(database, started), "NoPaper", "the tray is empty") is RunState.RETRYING

@@ -206,17 +206,6 @@ def test_usage_counts_runs_and_jobs(client: Client, database: Database) -> None:
     assert client.tenants.usage("acme").jobs.count == 0
 
 
-def test_key_of_one_tenant_reads_its_own_and_changes_no_limit(client: Client, database: Database) -> None:
-    with Client(database.url, tenant="acme") as acme:
-        key = acme.api_keys.create("ops", ["admin"]).key
-    with answering(database, token="token-of-this-test-only") as http:
-        http.headers["Authorization"] = f"Bearer {key}"
-        assert answer_of(http.get("/api/v1/tenants/acme"))["tenant"] == "acme"
-        assert http.get("/api/v1/tenants/default").status_code == 404
-        assert http.patch("/api/v1/tenants/acme", json={"jobs": 1}).status_code == 403
-        assert http.post("/api/v1/tenants", json={"tenant": "mine"}).status_code == 403
-
-
 def test_threads_of_the_api_share_a_few_sessions_for_places(client: Client, database: Database) -> None:
     client.tenants.limit("default", triggers_per_second=1000)
     database.submit()

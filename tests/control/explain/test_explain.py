@@ -212,16 +212,6 @@ def test_calendar_is_named_with_its_day(clocked: ClockedDatabase) -> None:
     assert "changed since" in explanation_of(clocked, t("03-09T09:00")).words
 
 
-def test_excluded_day_in_downtime_is_not_reported_as_missed(clocked: ClockedDatabase) -> None:
-    at_clock(clocked, "03-05T12:00")
-    calendar(clocked, weekdays=["SAT", "SUN"])
-    clocked.submit(schedule=DAILY, exclude_calendars=["closed"])
-    at_clock(clocked, "03-12T12:00")
-    fire_all(clocked)
-    reasons = [explanation_of(clocked, t(f"03-{day:02}T09:00")).reason for day in range(6, 12)]
-    assert reasons == ["misfire", "excluded", "excluded", "misfire", "misfire", "misfire"]
-
-
 def test_skip_and_move_are_explained_before_and_after(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00")
     clocked.submit(schedule=DAILY)
