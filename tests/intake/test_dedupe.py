@@ -135,15 +135,6 @@ def test_batch_is_applied_in_order_across_kinds(database: Database) -> None:
     assert database.rows("SELECT paused FROM jobs") == [(True,)]
 
 
-def test_duplicate_submit_keeps_the_job_of_the_first(database: Database) -> None:
-    first = submission(payload=1) | {"request_id": "r-1"}
-    database.apply_batch(first)
-    database.submit(payload=2)
-    [again] = database.apply_batch(first)
-    assert (again.job_version, again.unchanged) == (1, False)
-    assert database.value("SELECT version FROM jobs") == 2
-
-
 @pytest.mark.parametrize(
     "asked", [TRIGGER | {"payload": {"a": 1}}, submission("other", payload=1) | {"request_id": "r-1"}]
 )

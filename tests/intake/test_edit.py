@@ -83,15 +83,6 @@ def test_edit_after_an_outage_catches_up_once_and_records_skips(ticking: Clocked
     assert event.job_version == 1
 
 
-def test_edit_does_not_change_started_runs(ticking: ClockedDatabase) -> None:
-    fire_due(ticking, lookahead=AHEAD)
-    ticking.advance(SECOND)
-    first = ticking.job_runs()[0]
-    ticking.begin(first.run_id)
-    ticking.submit(schedule="@every 1h")
-    assert [(run.run_id, run.state, run.job_version) for run in ticking.job_runs()] == [(first.run_id, "running", 1)]
-
-
 def test_identical_submit_within_the_lookahead_retracts_nothing(ticking: ClockedDatabase) -> None:
     fire_due(ticking, lookahead=AHEAD)
     before = ticking.job_runs()

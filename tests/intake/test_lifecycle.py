@@ -39,14 +39,6 @@ def test_paused_job_fires_nothing_and_shows_author_and_reason(ticking: ClockedDa
     assert ticking.begin(ticking.trigger()).attempt == 1, "a trigger works all the same"
 
 
-def test_repeated_pause_and_resume_are_idempotent(ticking: ClockedDatabase) -> None:
-    assert [pause(ticking).unchanged, pause(ticking).unchanged] == [False, True]
-    ticking.advance(3 * SECOND)
-    assert [resume(ticking).unchanged, resume(ticking).unchanged] == [False, True]
-    assert [event.type.split(".")[3] for event in ticking.lifecycle()].count("paused") == 1
-    assert len(spans(ticking)) == 1
-
-
 def test_pause_retracts_runs_ahead_and_resume_creates_them_again(ticking: ClockedDatabase) -> None:
     fire_due(ticking, lookahead=AHEAD)
     before = {run.run_id for run in ticking.job_runs()}
@@ -68,13 +60,6 @@ def test_runs_due_before_a_pause_run_and_later_ones_do_not(ticking: ClockedDatab
     assert instants(ticking) == [1, 2]
     ticking.advance(10 * SECOND)
     assert len(ticking.claim(*(run.run_id for run in ticking.job_runs())).started) == 2
-
-
-def test_pause_applies_overdue_occurrences(ticking: ClockedDatabase) -> None:
-    ticking.advance(3 * SECOND)
-    pause(ticking)
-    assert instants(ticking) == [1, 2, 3]
-    assert spans(ticking) == []
 
 
 def test_occurrences_of_a_pause_are_skipped_as_one_recorded_span(ticking: ClockedDatabase) -> None:
@@ -166,15 +151,3 @@ def test_a_manual_job_can_be_paused_and_resumed(clocked: ClockedDatabase) -> Non
     clocked.submit()
     assert (pause(clocked).unchanged, resume(clocked).unchanged) == (False, False)
     assert clocked.count("timers") == 0
-
-
-def test_edit_with_the_same_schedule_keeps_the_pause_for_on_resume(still: ClockedDatabase) -> None:
-    still.submit(schedule="@every 1s", overlap="allow_all", on_resume="fire_all")
-    pause(still)
-    still.advance(5 * SECOND)
-    still.submit(schedule="@every 1s", overlap="allow_all", on_resume="fire_all", description="edited")
-    resume(still)
-    while fire_due(still):
-        pass
-    assert instants(still) == [1, 2, 3, 4, 5]
-    assert spans(still) == []

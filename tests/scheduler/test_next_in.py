@@ -226,13 +226,6 @@ def test_command_prints_the_instant_and_not_what_was_asked_for(chain: ClockedDat
     assert (chain.now() + timedelta(hours=1)).strftime("%H:%M:%S") in line
 
 
-@pytest.mark.parametrize("field", ["0.5s", "401d", "soon", None, 10**30, "-3s"])
-def test_interval_of_an_operator_that_is_none_is_refused_by_name(chain: ClockedDatabase, field: object) -> None:
-    with pytest.raises(InvalidInput) as refused:
-        reschedule(chain, field)
-    assert [error.path for error in refused.value.errors] == ["next_in"]
-
-
 @pytest.mark.parametrize(("version", "left"), [("same", 30), ("edited", 60)])
 def test_end_in_a_clients_transaction_sets_it_with_its_deferred_effect(
     chain: ClockedDatabase, version: str, left: float

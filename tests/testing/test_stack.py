@@ -2,13 +2,11 @@
 
 import json
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import psycopg
 import pytest
 
 from tests.testing import fixture_handlers
-from tidewheel.control.client.enqueue import enqueue
 from tidewheel.errors import InvalidInput, UnknownJob
 from tidewheel.testing.stack import Tidewheel
 
@@ -121,24 +119,6 @@ def test_requests_arrive_by_kafka(tidewheel: Tidewheel) -> None:
     tidewheel.drain()
     [run] = tidewheel.runs("job")
     assert (run.state, run.result) == ("succeeded", b'{"to":"ann"}')
-
-
-def test_an_application_enqueues_in_its_own_transaction(tidewheel: Tidewheel) -> None:
-    tidewheel.submit(job())
-    with psycopg.connect(tidewheel.url) as own:
-        enqueue(own, "job")
-        own.rollback()
-        run_id = enqueue(own, "job")
-    tidewheel.drain()
-    assert [run.run_id for run in tidewheel.assert_fired("job", times=1)] == [run_id]
-
-
-@pytest.mark.landing
-def test_pause_on_failure_is_requested_and_applied(tidewheel: Tidewheel) -> None:
-    fragile: dict[str, Any] = {"retry": {"max_attempts": 1}, "pause_on_failure": 2, "schedule": "@every 1h"}
-    tidewheel.submit(job(target="testing.fail-until", payload=9, **fragile))
-    tidewheel.advance(hours=5)
-    tidewheel.assert_fired("job", times=2)
 
 
 def test_missing_handler_is_named(tidewheel: Tidewheel) -> None:
