@@ -24,29 +24,13 @@ def submitted(**job: object) -> dict[str, str]:
     ("word", "ours"),
     [
         ("concurrencyPolicy", "overlap"),  # Kubernetes
-        ("taskQueue", "queue"),  # Temporal
         ("MaxAttempts", "max_attempts"),  # River
         ("ScheduledAt", "run_at"),  # which a trigger has
-        ("worker", "target"),  # Oban
-        ("kwargs", "payload"),  # Celery
         ("misfireInstruction", "catch_up"),  # Quartz
         ("rrule", "cron"),  # iCalendar
         ("timeout", "start_to_close"),
-        ("timeout_seconds", "start_to_close"),
-        ("timeout_sec", "start_to_close"),
-        ("executor_type", "target"),
-        ("executor_config", "target"),
-        ("expression", "cron"),
-        ("retry_intervals", "intervals"),
-        ("init_identifier", "key"),
-        ("request", "payload"),
-        ("batch_parent", "after"),
-        ("batch_run_condition", "when"),
         ("depends_on", "after"),
-        ("execution_time", "run_at"),
-        ("interval_seconds", "interval"),
         ("workspace_id", "tenant: write it beside job"),
-        ("tenant_id", "tenant: write it beside job"),
         ("enabled", "paused: true"),
     ],
 )
