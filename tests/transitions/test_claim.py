@@ -8,7 +8,7 @@ import pytest
 
 from tests.fixtures.acts import EXECUTOR, ending
 from tests.fixtures.database import ClockedDatabase, Database
-from tests.transitions.overlapping import make, waiting
+from tests.transitions.overlapping import JOB, make, waiting
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import UNIFORM, Conn, connect
@@ -198,6 +198,14 @@ def test_started_run_becomes_active_when_another_meets_it(job: Database) -> None
     assert waiting(job) is None
 
 
+def test_retried_run_stays_active(job: Database) -> None:
+    [first] = start(job, *wanted(job, make(job, Overlap.SKIP)))
+    job.execute("UPDATE job_runs SET state = 'retrying', executor_id = NULL, publish_at = 'infinity'")
+    second = make(job, Overlap.SKIP)
+    assert job.claim(second).overlaps.skipped == {second}
+    assert job.rows("SELECT run_id FROM active_runs WHERE job_id = %s", [JOB]) == [(first.run_id,)]
+
+
 def test_claim_that_waits_for_a_decision_starts_nothing(job: Database) -> None:
     first = make(job, Overlap.SKIP)
     [stale] = wanted(job, first)
@@ -262,6 +270,13 @@ def test_locked_row_ends_the_statement_after_a_short_wait(job: Database) -> None
         start(job, claimed)
     holder.rollback()
     assert len(start(job, claimed)) == 1
+
+
+def test_open_cancellation_leaves_all_claims_to_a_decision(job: Database) -> None:
+    run = make(job, Overlap.ALLOW_ALL)
+    job.execute("INSERT INTO cancellations (tenant, queue, created_before) VALUES ('default', 'elsewhere', now())")
+    assert start(job, *wanted(job, run)) == []
+    assert len(job.claim(run).started) == 1
 
 
 def test_end_in_one_statement_leaves_cancelled_and_foreign_runs_to_the_other(job: Database) -> None:

@@ -60,6 +60,14 @@ def test_run_and_message_agree(database: Database, now: datetime) -> None:
     assert database.count("run_inputs") == 0
 
 
+def test_duplicate_occurrence_is_refused_as_a_whole(database: Database, now: datetime) -> None:
+    first, second = (new_run(database, now + timedelta(seconds=n)) for n in (1, 2))
+    write(database, first, now=now)
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        write(database, second, first, now=now)
+    assert [run.run_id for run in database.job_runs()] == [first.run_id]
+
+
 def test_repeats_creates_only_new_runs(database: Database, now: datetime) -> None:
     first, second = (new_run(database, now + timedelta(seconds=n)) for n in (1, 2))
     write(database, first, now=now)

@@ -3,13 +3,14 @@
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 from psycopg import sql
 
 from tests.fixtures.acts import EXECUTOR, ending
 from tests.fixtures.database import ClockedDatabase, Database
+from tidewheel.ids import event_id
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import RunCompleted
@@ -133,6 +134,13 @@ def test_requeued_run_is_not_ended_by_its_old_executor(with_job: Database) -> No
         assert with_job.open_run(zombie.run_id) == before, outcome
 
 
+def test_attempt_of_another_executor_is_not_ended(with_job: Database) -> None:
+    started = with_job.begun()
+    assert with_job.end(ending(started, RunState.SUCCEEDED, executor_id=uuid4())).superseded == {started.run_id}
+    assert with_job.end(RunEnd(started.run_id, 1, RunState.SUCCEEDED)).superseded == {started.run_id}
+    assert with_job.open_run(started.run_id).state == "running"
+
+
 def test_batch_reports_ended_busy_and_superseded_runs(with_job: Database) -> None:
     good, locked, gone = with_job.begun(), with_job.begun(), with_job.begun()
     with_job.succeed(gone)
@@ -161,6 +169,20 @@ def test_cancelling_run_can_only_become_cancelled(database: Database) -> None:
         assert (event.status, event.result, event.error) == ("cancelled", None, None), wanted
         assert (database.count("signals"), database.count("active_runs")) == (0, 0), wanted
         assert database.dead_letters() == [], wanted
+
+
+def test_sequence_and_event_id_are_derived_from_the_run(with_job: Database) -> None:
+    for attempt, state, sequence in ((0, RunState.CANCELLED, 1), (1, RunState.SUCCEEDED, 2), (2, RunState.FAILED, 4)):
+        run_id = with_job.trigger()
+        for number in range(1, attempt + 1):
+            started = with_job.begin(run_id)
+            if number < attempt:
+                with_job.requeue(started, AttemptOutcome.LOST)
+        hands = EXECUTOR if attempt else None
+        with_job.end(RunEnd(run_id, attempt, state, hands, error_type="ValueError"))
+        [event] = [each for each in with_job.completions() if each.run_id == str(run_id)]
+        assert event.sequence == sequence, state
+        assert event.event_id == str(event_id(run_id, state, sequence)), state
 
 
 def test_repeated_event_after_a_rollback_has_the_same_id(with_job: Database) -> None:
