@@ -162,7 +162,7 @@ class Claimer:
         if not rest:
             return claimed
         try:
-            decided = self._claim_contested(rest)
+            decided = self._claim_contested(rest, waits=not locked)  # the batch has waited for the locked row
         except MemoryError:
             raise
         except Exception as error:
@@ -195,10 +195,10 @@ class Claimer:
             connection, self._installation, claims, executor_id=self._executor_id, contested=True, limited=limited
         )
 
-    def _claim_contested(self, claims: Sequence[Claim]) -> Claimed:
+    def _claim_contested(self, claims: Sequence[Claim], *, waits: bool = True) -> Claimed:
         with self._session.transaction() as connection:
-            contest_runs(connection, [claim.run_id for claim in claims])
-        return self._claim(claims, self._decide)
+            claims = contest_runs(connection, claims, waits=waits)
+        return self._claim(claims, self._decide) if claims else Claimed()
 
     def _claim_each(self, claims: Sequence[Claim], error: Exception) -> Claimed:
         """Claim runs one by one for a second after an error of them all; the rest is left to the sweep.

@@ -38,7 +38,7 @@ def by_message(database: Database, request: RunRequest) -> bool:
     with database.transaction() as connection:
         if claim_uniform(connection, [given], executor_id=EXECUTOR):
             return True
-        contest_runs(connection, [given.run_id])
+        contest_runs(connection, [given])
     return bool(
         database.within(claim_runs, database.installation, [given], executor_id=EXECUTOR, contested=True).started
     )

@@ -150,7 +150,7 @@ class Actor:
             connection.commit()
             begun = {each.run_id for each in started}
             claims = [claim for claim in claims if claim.run_id not in begun]
-        contest_runs(connection, [claim.run_id for claim in claims])
+        claims = contest_runs(connection, claims)
         connection.commit()
         installation = self.database.installation
         claimed = claim_runs(connection, installation, claims, executor_id=self.executor_id, contested=True)

@@ -10,10 +10,10 @@ from tests.fixtures.acts import EXECUTOR, ending
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.transitions.overlapping import JOB, make, waiting
 from tests.transitions.stepping import in_background, until_blocked
-from tidewheel.postgres.pg_binary import uuids
+from tidewheel.postgres.pg_binary import instants, integers, uuids, words
 from tidewheel.postgres.session import UNIFORM, Conn, connect
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import AttemptOutcome, Gate, Overlap, RunState
+from tidewheel.runs import AttemptOutcome, Gate, Move, Overlap, RunState, sources
 from tidewheel.scheduler.repair import ActiveRunRepair
 from tidewheel.transitions.claim import Claim, Claimed, Started, claim_runs, claim_uniform, contest_runs, read_claims
 from tidewheel.transitions.finish import finish_runs
@@ -120,9 +120,19 @@ def wanted(database: Database, *runs: UUID) -> list[Claim]:
     return [database.requested_claim(run) for run in runs]
 
 
-def mark(connection: Conn, run: UUID) -> None:
-    """Mark the runs that a run may meet, as `contest_runs` does, however long that waits."""
-    connection.execute(CONTEST_RUNS, {"run_ids": uuids([run]), "free": Overlap.ALLOW_ALL, "met": Gate.MET})
+def mark(connection: Conn, claim: Claim) -> None:
+    """Mark the runs that a claim may meet, as `contest_runs` does, for as long as the connection may wait."""
+    columns = {
+        "run_ids": uuids([claim.run_id]),
+        "attempts": integers([claim.attempt]),
+        "versions": integers([claim.job_version]),
+        "publish_at": instants([claim.publish_at]),
+        "moved": Gate.MOVED,
+        "sources": words(sources(Move.CLAIM)),
+        "free": Overlap.ALLOW_ALL,
+        "met": Gate.MET,
+    }
+    connection.execute(CONTEST_RUNS, columns)
     connection.commit()
 
 
@@ -226,12 +236,34 @@ def test_decision_waits_for_a_claim_under_way_and_sees_its_run(job: Database) ->
     [started] = claim_uniform(claiming, wanted(job, make(job, Overlap.SKIP)), executor_id=EXECUTOR)
     second = make(job, Overlap.SKIP)
     [claimed] = wanted(job, second)
-    marked = in_background(lambda: mark(deciding, second))
+    marked = in_background(lambda: mark(deciding, claimed))
     until_blocked(job, deciding)
     claiming.commit()
     marked.result(30)
     assert decide(job, deciding, claimed).overlaps.skipped == {second}
     assert job.open_run(started.run_id).attempt == 1
+
+
+def test_second_claim_of_an_attempt_waits_for_no_end_and_leaves_the_run_uncontested(job: Database) -> None:
+    """A message and the sweep bring the same run, which is in progress, or ends, when the second claim comes."""
+    repeated = wanted(job, make(job, Overlap.SKIP))
+    first = start(job, *repeated)
+    assert job.within(contest_runs, repeated) == []
+    assert job.value("SELECT gates FROM job_runs") == 0
+    late, ending_one = job.session(options=UNIFORM).connection(), job.connection()
+    finish_runs(ending_one, job.installation, success_of(job, *first), uniform=True)
+    mark(late, *repeated)  # raises LockNotAvailable if it waits
+    ending_one.rollback()
+    assert job.value("SELECT gates FROM job_runs") == 0
+
+
+def test_claim_of_a_later_attempt_is_left_until_its_run_is_due_again(job: Database) -> None:
+    [first] = start(job, *wanted(job, make(job, Overlap.SKIP)))
+    claims = wanted(job, first.run_id)
+    assert job.within(contest_runs, claims) == []
+    job.requeue(first, AttemptOutcome.RELEASED)
+    assert job.within(contest_runs, claims) == claims
+    assert decide(job, job.connection(), *claims).started[0].attempt == 2
 
 
 def test_run_behind_a_claim_that_takes_long_is_left(job: Database) -> None:
@@ -309,7 +341,7 @@ def test_end_waits_for_a_decision_and_promotes_the_run_that_it_buffers(job: Data
     second = make(job, Overlap.BUFFER_ALL)
     deciding, ending_one = job.connection(), patient(job)
     claims = wanted(job, second)
-    contest_runs(deciding, [second])
+    contest_runs(deciding, claims)
     deciding.commit()
     decided = claim_runs(deciding, job.installation, claims, executor_id=EXECUTOR, contested=True)
     assert decided.overlaps.buffered == {second}
@@ -330,7 +362,7 @@ def test_decision_waits_for_an_end_under_way_and_starts_the_newcomer(job: Databa
     [claimed] = wanted(job, second)
     ending_one, deciding = patient(job), job.connection()
     finish_runs(ending_one, job.installation, success_of(job, first), uniform=True)
-    marked = in_background(lambda: mark(deciding, second))
+    marked = in_background(lambda: mark(deciding, claimed))
     until_blocked(job, deciding)
     ending_one.commit()
     marked.result(30)

@@ -418,7 +418,7 @@ class Fire:
         if rng.random() < 0.7:
             claimed = claim_keyed(connection, installation, claims, executor_id=executor, limited=limited)
         else:
-            contest_runs(connection, [claim.run_id for claim in claims])
+            claims = contest_runs(connection, claims)
             claimed = claim_runs(
                 connection, installation, claims, executor_id=executor, contested=True, limited=limited
             )

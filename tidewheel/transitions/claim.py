@@ -19,7 +19,7 @@ import psycopg
 
 from tidewheel.ids import tenant_key_id
 from tidewheel.postgres.pg_binary import instants, integers, texts, uuids, words
-from tidewheel.postgres.session import Conn, rows_of
+from tidewheel.postgres.session import Conn, list_ids, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import BARRED, Gate, Move, Overlap, RunState, sources, target
 from tidewheel.transitions.finish import allow_waits
@@ -214,18 +214,24 @@ def share_old_claims(connection: Conn) -> None:
     connection.execute(_SET_WAITS, {"lock_timeout": "50ms"})
 
 
-def contest_runs(connection: Conn, run_ids: Iterable[UUID]) -> None:
+def contest_runs(connection: Conn, claims: Iterable[Claim], *, waits: bool = True) -> list[Claim]:
     """Set `MET` of the runs that these may meet, but of none that another transaction holds for long.
 
-    Best in a transaction of its own: it may lock runs that it leaves as they are, such as one that was just buffered.
+    Without `waits`, of none that it holds at all. Best in a transaction of its own: it may lock runs that it leaves as
+    they are, such as one that was just buffered.
+
+    Returns:
+        The claims that can still start a run; the others are lost.
     """
-    columns: dict[str, object] = {"run_ids": uuids(run_ids), "free": Overlap.ALLOW_ALL, "met": Gate.MET}
+    requested = {claim.run_id: claim for claim in claims}
+    columns = _fences(requested) | {"free": Overlap.ALLOW_ALL, "met": Gate.MET}
     connection.execute(_SET_WAITS, {"lock_timeout": "50ms"})
     try:
         with connection.transaction():
-            connection.execute(_CONTEST_RUNS, columns)
+            found = list_ids(connection, _CONTEST_RUNS if waits else _CONTEST_FREE_RUNS, columns)
     except psycopg.errors.LockNotAvailable:
-        connection.execute(_CONTEST_FREE_RUNS, columns)
+        found = list_ids(connection, _CONTEST_FREE_RUNS, columns)
+    return [requested[run_id] for run_id in found]
 
 
 def claim_runs(
@@ -244,11 +250,11 @@ def claim_runs(
         claims: The requests; several for one run count as one.
         contested: True if the caller has committed `contest_runs` for these runs.
     """
+    if claims and not contested:
+        claims = contest_runs(connection, claims)
     requested = {claim.run_id: claim for claim in claims}
     if not requested:
         return Claimed()
-    if not contested:
-        contest_runs(connection, requested)
     allow_waits(connection)
     candidates = _lock(connection, requested)
     meeting = [candidate for candidate in candidates if candidate.overlap != Overlap.ALLOW_ALL]

@@ -291,17 +291,37 @@ SELECT o.run_id, o.key_id, o.gates, o.scheduled_at, o.overlap = %(free)s, o.tena
  ORDER BY o.run_id
    FOR UPDATE OF o
 
+-- part: requests(requested)
+-- The requested claims, in run_id order.
+(SELECT *
+   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(versions)s::integer[], %(publish_at)s::timestamptz[])
+        AS given (run_id, attempt, job_version, publish_at)
+  ORDER BY run_id) AS requested
+
+-- part: matches(run)
+-- True if the claim `requested` may start the run now or later: an attempt is issued once.
+-- A message from before the last change of a run's inputs has another publish_at.
+run.run_id = requested.run_id
+  AND run.attempt = requested.attempt - 1
+  AND run.job_version = requested.job_version
+  AND (run.gates & %(moved)s = 0 OR run.publish_at = requested.publish_at)
+  AND run.state = ANY (%(sources)s::text[])
+
+-- part: matching(o)
+-- The requested runs that match, and that no freeze names.
+SELECT o.run_id, o.job_id, o.overlap
+  FROM {{requests(requested)}}
+ CROSS JOIN LATERAL (SELECT p.* FROM job_runs AS p WHERE {{matches(p)}} AND {{not_frozen(p)}} OFFSET 0) AS o
+
 -- part: uncontested(r)
--- The open runs that have come, whose policy limits overlaps and that a uniform claim may start, of the jobs of some runs.
--- Leaves out jobs whose active run is one of these runs: it starts in any case.
+-- The open runs that have come, whose policy limits overlaps and that a uniform claim may start, of the jobs of `matching`.
+-- Leaves out jobs whose active run is requested: it starts in any case.
 -- Why `EXISTS`: it comes first. Without, runs whose policy limits nothing scan a million due ones, 250 ms.
 WITH limited AS MATERIALIZED (
-SELECT o.job_id
-  FROM job_runs AS o
- WHERE o.run_id = ANY (%(run_ids)s::uuid[])
-   AND o.overlap <> %(free)s
-   AND {{not_frozen(o)}}
-   AND NOT EXISTS (SELECT FROM active_runs AS t WHERE t.job_id = o.job_id AND t.run_id = ANY (%(run_ids)s::uuid[])))
+SELECT m.job_id
+  FROM matching AS m
+ WHERE m.overlap <> %(free)s
+   AND NOT EXISTS (SELECT FROM active_runs AS t WHERE t.job_id = m.job_id AND t.run_id = ANY (%(run_ids)s::uuid[])))
 SELECT r.run_id
   FROM job_runs AS r
  WHERE (SELECT EXISTS (SELECT FROM limited))
@@ -313,19 +333,25 @@ SELECT r.run_id
  ORDER BY r.run_id
 
 -- name: contest_runs
--- Sets MET of uncontested runs: no uniform claim starts them from now on, whenever it began.
+-- Sets MET of uncontested runs: no uniform claim starts them from now on, whenever it began. Returns the requested
+-- runs that match.
 -- Index: job_runs_pkey, job_runs_by_job, active_runs_pkey.
 -- Lock: each run in run_id order, waiting for at most the transaction's lock_timeout: for a claim or an end under way.
 -- Why an UPDATE: a claim that waited for a mere lock would start the run after it.
-WITH contested AS MATERIALIZED ({{uncontested(r)}} FOR UPDATE OF r)
-UPDATE job_runs AS o SET gates = o.gates | %(met)s WHERE o.run_id IN (SELECT c.run_id FROM contested AS c)
+-- Why `matching`: the run of a claim in vain may be running. The claim would wait for its end, and make that dearer.
+WITH matching AS MATERIALIZED ({{matching(o)}}), contested AS MATERIALIZED ({{uncontested(r)}} FOR UPDATE OF r), met AS (
+    UPDATE job_runs AS o SET gates = o.gates | %(met)s WHERE o.run_id IN (SELECT c.run_id FROM contested AS c)
+)
+SELECT run_id FROM matching
 
 -- name: contest_free_runs
 -- The same of those that no other transaction holds.
 -- Index: job_runs_pkey, job_runs_by_job, active_runs_pkey.
 -- Lock: each run in run_id order, locked rows are skipped.
-WITH contested AS MATERIALIZED ({{uncontested(r)}} FOR UPDATE OF r SKIP LOCKED)
-UPDATE job_runs AS o SET gates = o.gates | %(met)s WHERE o.run_id IN (SELECT c.run_id FROM contested AS c)
+WITH matching AS MATERIALIZED ({{matching(o)}}), contested AS MATERIALIZED ({{uncontested(r)}} FOR UPDATE OF r SKIP LOCKED), met AS (
+    UPDATE job_runs AS o SET gates = o.gates | %(met)s WHERE o.run_id IN (SELECT c.run_id FROM contested AS c)
+)
+SELECT run_id FROM matching
 
 -- name: find_contenders
 -- Returns the runs of these jobs that may be active though the job has no active run: those that have started, and
@@ -365,22 +391,15 @@ SELECT pg_advisory_xact_lock_shared(k.key)
 -- Index: job_runs_pkey.
 -- Lock: each run, locked rows are skipped (the sweep comes back to them).
 -- Why: a later statement than the one that locks `claims` for share, so that it sees every cancellation that was
--- accepted before, and every freeze. A message from before the last change of a run's inputs has another publish_at.
+-- accepted before, and every freeze.
 SELECT o.*
-  FROM (SELECT *
-          FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(versions)s::integer[], %(publish_at)s::timestamptz[])
-               AS given (run_id, attempt, job_version, publish_at)
-         ORDER BY run_id) AS requested
+  FROM {{requests(requested)}}
  CROSS JOIN LATERAL (
     SELECT o.run_id, o.job_id, o.tenant, o.overlap, o.state, o.attempt, o.scheduled_at,
            EXISTS (SELECT FROM active_runs AS t WHERE t.job_id = o.job_id AND t.run_id = o.run_id OFFSET 0) AS active,
            o.gates, o.key_id
       FROM job_runs AS o
-     WHERE o.run_id = requested.run_id
-       AND o.attempt = requested.attempt - 1
-       AND o.job_version = requested.job_version
-       AND (o.gates & %(moved)s = 0 OR o.publish_at = requested.publish_at)
-       AND o.state = ANY (%(sources)s::text[])
+     WHERE {{matches(o)}}
        AND CASE WHEN o.publish_at <= (SELECT tidewheel_now()) THEN true ELSE false END
        AND (o.deadline_at IS NULL OR o.deadline_at > (SELECT tidewheel_now()))
        AND {{no_cancel_is_accepted(o)}}
