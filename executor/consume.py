@@ -39,7 +39,7 @@ _MIN_ROUND_SECONDS = 0.010  # between two claims without a backlog: one costs as
 _HALF_SECONDS = 0.02  # during a backlog: the queued attempts are worked off in about this time
 _MAX_CLAIMS = 1000  # claims in one transaction; of 200 each costs PostgreSQL 6 us more
 _BURST_CLAIMS = 100  # in one transaction, which a flow of some thousand runs a second does not reach
-_BURST_SECONDS = 0.1  # from such a claim on, in which the next one follows if the burst lasts
+_BURST_SECONDS = 0.1  # from the end of such a claim on, in which the next one follows if the burst lasts
 
 
 @dataclass(slots=True)
@@ -95,8 +95,9 @@ class LaneConsumer:
 
     @property
     def in_burst(self) -> bool:
-        """True if many runs are claimed at once."""
-        return monotonic_seconds() < self._burst_until
+        """True if many runs are claimed at once, or were a moment ago."""
+        pending = self._pending
+        return monotonic_seconds() < self._burst_until or (pending is not None and pending.taken >= _BURST_CLAIMS)
 
     def join(self) -> None:
         """Wait until it has left its group."""
@@ -121,12 +122,12 @@ class LaneConsumer:
         self._leave_group()
 
     def _leave_group(self) -> None:
-        self._burst_until = 0.0
         self._offsets.commit()  # in case the claim takes longer than the executor waits for this thread
         try:
             self._finish_claim()
         except Exception as error:  # noqa: BLE001 - for any fault: its runs are in the table, for other executors
             _LOG.info("the last claim on %s failed: %s", self._topic, error)
+        self._burst_until = 0.0
         self._claiming.shutdown()
         self._offsets.commit()
         leave_group(self._consumer)
@@ -214,8 +215,6 @@ class LaneConsumer:
 
     def _start_claim(self, end: int, taken: int, real: int) -> None:
         self._claim_started = monotonic_seconds()
-        if taken >= _BURST_CLAIMS:
-            self._burst_until = self._claim_started + _BURST_SECONDS
         batch = self._fetched[:end]
         claim = partial(self._claimer.claim, batch, real=real)
         self._pending = _PendingClaim(batch, taken, claim)
@@ -239,6 +238,8 @@ class LaneConsumer:
         else:
             left = self._keep_left(pending, left)
         finally:
+            if pending.taken >= _BURST_CLAIMS:
+                self._burst_until = monotonic_seconds() + _BURST_SECONDS
             self._pending = None  # not before: `idle` must find the messages in one of the two
             self._slots.release(self._lane, pending.taken - started)
         if left:

@@ -1,6 +1,7 @@
 """Messages of runs are claimed in batches; offsets follow the claims."""
 
 import logging
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -139,6 +140,35 @@ def test_outcomes_wait_no_longer_than_the_burst(executing: Executing, monkeypatc
             executing.publish(*runs)
             assert {executing.ended(run_id).state for run_id in runs} == {"succeeded"}
     assert bursts
+
+
+def test_outcomes_wait_for_a_large_claim_however_long_it_takes(
+    executing: Executing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(completer, "_DEFER_SECONDS", 3600.0)
+    monkeypatch.setattr(consume, "_BURST_CLAIMS", 2)
+    monkeypatch.setattr(consume, "_BURST_SECONDS", 0.0)
+    wait, claim = threading.Event(), BatchClaimer.claim
+    defer = completer.Completer._defer_to_claims  # pyright: ignore[reportPrivateUsage]
+
+    def slow(self: BatchClaimer, fetched: Sequence[FetchedMessage], *, real: int) -> ClaimResult:
+        result = claim(self, fetched, real=real)
+        if len(fetched) > 1:
+            assert wait.wait(30), "outcomes wait while it is in progress"
+        return result
+
+    def deferring(writer: completer.Completer) -> None:
+        wait.set()
+        defer(writer)
+
+    monkeypatch.setattr(BatchClaimer, "claim", slow)
+    monkeypatch.setattr(completer.Completer, "_defer_to_claims", deferring)
+    executing.with_topics()
+    with executing.running(slots=2, **NO_SWEEP):
+        runs = [executing.trigger("acts.echo", number) for number in range(100)]
+        executing.publish(*runs)
+        until(wait.is_set, "outcomes wait for a claim in progress")
+        assert {executing.ended(run_id).state for run_id in runs} == {"succeeded"}
 
 
 @pytest.mark.landing
