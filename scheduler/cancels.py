@@ -158,7 +158,8 @@ class BulkCancel:
             return self._end_scan(cancellation, position)
         named, left, done = [row for row in rows if row.named], self._failed.current(), CancelResult(more=True)
         due = {row.run_id: row for row in named if row.run_id not in left}
-        handled = self._failed.runs_together(due, partial(self._end, cancellation, done), "cancel run")
+        work = f"apply cancellation {cancellation.id} to run"
+        handled = self._failed.runs_together(due, partial(self._end, cancellation, done), work)
         position.found += len(named)
         position.done += done.ended + done.signalled
         position.failed += len(named) - handled
