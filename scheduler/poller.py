@@ -47,10 +47,14 @@ _NOW = timedelta(0)
 
 
 class ShardRotation:
-    """The due shards not yet polled in this backlog, the longest due first. Two threads use it."""
+    """The due shards not yet polled in this backlog, the longest due first. Two threads use it.
+
+    `fired` is the number of timers that this rotation has fired; once it is over, that of the last one.
+    """
 
     def __init__(self) -> None:
         self._shards: deque[int] = deque()
+        self.fired = 0
 
     @property
     def active(self) -> bool:
@@ -59,7 +63,7 @@ class ShardRotation:
 
     def start(self, due: Iterable[int]) -> None:
         """Start a rotation through these shards."""
-        self._shards = deque(due)
+        self._shards, self.fired = deque(due), 0
 
     def take(self, limit: int) -> list[int]:
         """Take the next shards, at most `limit`."""
@@ -93,8 +97,6 @@ class TimerPoller:
         self._installation, self._settings, self._notifier = installation, settings, notifier
         self._second_thread = ThreadPoolExecutor(1, thread_name_prefix="fire-second")
         self._widths = BatchWidth(), BatchWidth()
-        self._fired_in_rotation = 0
-        self._rotates = False  # the last rotation fired more than a batch
         self._single_until = 0.0
         self._breaker = Breaker()
 
@@ -115,10 +117,7 @@ class TimerPoller:
         if rotation.active:
             # First what is due by now in any shard. Most of a backlog lies ahead and still fires in time.
             self._poll(shards, min(ahead, _NOW), marks, ShardRotation(), limit=_DUE_NOW_PER_SHARD * len(shards))
-            self._fired_in_rotation += self._drain_backlog(ahead, marks, rotation)
-            if not rotation.active:
-                self._rotates = self._fired_in_rotation > self._settings.fire_batch
-                self._fired_in_rotation = 0
+            rotation.fired += self._drain_backlog(ahead, marks, rotation)
             return 0.0
         return self._poll(shards, ahead, marks, rotation, limit=self._settings.fire_batch)
 
@@ -129,20 +128,20 @@ class TimerPoller:
         now, found = _probe(self._session, shards, marks.scan_from(shards))
         marks.record(found, now)
         earliest = {shard: at for shard, at in found.items() if at is not None}
-        due = [shard for shard, at in earliest.items() if at <= now + ahead]
+        due = sorted((shard for shard, at in earliest.items() if at <= now + ahead), key=earliest.__getitem__)
         if not due:
             return self._until_due(now, earliest, ahead)
-        first, batch = min(earliest.values()), self._batch_of(due, now, ahead, marks, limit)
+        first, batch = earliest[due[0]], self._batch_of(due, now, ahead, marks, limit)
         if ahead > self._settings.scheduler_poll:
             gathered_at = first - ahead + ahead / _GATHER_FRACTION
             if gathered_at > now:
                 return min(gathered_at - now, self._settings.scheduler_poll).total_seconds()
-            if self._rotates and first > batch.since:
-                rotation.start(sorted(due, key=earliest.__getitem__))
+            if rotation.fired > self._settings.fire_batch and first > batch.since:
+                rotation.start(due)
                 return 0.0
         fired = self._fire(self._session, batch)
         if fired >= limit:
-            rotation.start(sorted(due, key=earliest.__getitem__))
+            rotation.start(due)
         elif first <= batch.since:
             # Missed timers fire after those on time and in smaller batches, so that they delay nothing.
             missed = replace(batch, since=BEGINNING, until=batch.since, limit=-(-limit // _MISSED_FRACTION))
