@@ -116,15 +116,21 @@ class TimerPoller:
             return self._settings.scheduler_poll.total_seconds()
         if rotation.active:
             # First what is due by now in any shard. Most of a backlog lies ahead and still fires in time.
-            self._poll(shards, min(ahead, _NOW), marks, ShardRotation(), limit=_DUE_NOW_PER_SHARD * len(shards))
+            self._poll(shards, min(ahead, _NOW), marks, None, limit=_DUE_NOW_PER_SHARD * len(shards))
             rotation.fired += self._drain_backlog(ahead, marks, rotation)
             return 0.0
         return self._poll(shards, ahead, marks, rotation, limit=self._settings.fire_batch)
 
     def _poll(
-        self, shards: list[int], ahead: timedelta, marks: LowWaterMarks[int], rotation: ShardRotation, *, limit: int
+        self,
+        shards: list[int],
+        ahead: timedelta,
+        marks: LowWaterMarks[int],
+        rotation: ShardRotation | None,
+        *,
+        limit: int,
     ) -> float:
-        """Fire one batch out of all these shards; a full one starts a rotation."""
+        """Fire one batch out of all these shards; a full one starts a rotation, if that is given."""
         now, found = _probe(self._session, shards, marks.scan_from(shards))
         marks.record(found, now)
         earliest = {shard: at for shard, at in found.items() if at is not None}
@@ -132,7 +138,7 @@ class TimerPoller:
         if not due:
             return self._until_due(now, earliest, ahead)
         first, batch = earliest[due[0]], self._batch_of(due, now, ahead, marks, limit)
-        if ahead > self._settings.scheduler_poll:
+        if rotation is not None and ahead > self._settings.scheduler_poll:
             gathered_at = first - ahead + ahead / _GATHER_FRACTION
             if gathered_at > now:
                 return min(gathered_at - now, self._settings.scheduler_poll).total_seconds()
@@ -140,7 +146,7 @@ class TimerPoller:
                 rotation.start(due)
                 return 0.0
         fired = self._fire(self._session, batch)
-        if fired >= limit:
+        if rotation is not None and fired >= limit:
             rotation.start(due)
         elif first <= batch.since:
             # Missed timers fire after those on time and in smaller batches, so that they delay nothing.

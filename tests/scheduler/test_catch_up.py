@@ -7,7 +7,7 @@ import pytest
 
 from tests.fixtures.acts import about, ending, submission
 from tests.fixtures.database import ClockedDatabase
-from tests.scheduler.firing import HOUR, MINUTE, SECOND, fire_all, fire_due, instants, skips
+from tests.scheduler.firing import EACH_SECOND, HOUR, MINUTE, SECOND, fire_all, fire_due, instants, skips
 from tests.scheduler.test_firing import scheduler_of
 from tidewheel.errors import Unavailable
 from tidewheel.runs import RunState
@@ -90,6 +90,18 @@ def test_timers_on_time_fire_before_missed_ones(still: ClockedDatabase) -> None:
     sent = [key for (key,) in still.rows("SELECT key FROM outbox WHERE topic LIKE '%.runs.%' ORDER BY id")]
     assert len(sent) > 1
     assert sent[0] == str(on_time).encode()
+
+
+def test_missed_timer_fires_beside_a_flow_that_fills_every_batch(still: ClockedDatabase) -> None:
+    still.submit("missed", schedule="@every 1h")
+    still.advance(HOUR + 2 * MINUTE)
+    still.apply_batch(*[submission(f"flow-{number}", **EACH_SECOND) for number in range(1000)])
+    with scheduler_of(still, fire_batch=64, lookahead=0) as scheduler:
+        for _ in range(6):
+            still.advance(SECOND)
+            scheduler.step()
+    fired = "SELECT count(*) FROM runs JOIN jobs USING (job_id) WHERE key = 'missed'"
+    assert still.value(fired) == 1
 
 
 def test_change_during_a_catch_up_finishes_it_by_the_version_in_force(still: ClockedDatabase) -> None:
