@@ -236,6 +236,16 @@ def test_json_completion_holds_the_same_fields(database: Database, state: RunSta
     assert (event.result, event.error is None) == ((b"1", True) if state is RunState.SUCCEEDED else (None, False))
 
 
+def test_completions_name_the_executor_of_each_run(with_job: Database) -> None:
+    held, waiting = with_job.begun(), with_job.trigger()
+    with_job.end(ending(held, RunState.SUCCEEDED), RunEnd(waiting, 0, RunState.CANCELLED, reason="asked"))
+    told = {event.run_id: (event.executor_id, event.started_at, event.reason) for event in with_job.completions()}
+    assert told == {
+        str(held.run_id): (str(EXECUTOR), held.started_at, None),
+        str(waiting): (None, None, "asked"),
+    }
+
+
 @pytest.mark.parametrize("state", [RunState.SUCCEEDED, RunState.FAILED])
 def test_completion_names_the_request_that_created_its_run(with_job: Database, state: RunState) -> None:
     origin = RequestOrigin(topic="tidewheel.requests", partition=3, offset=7)

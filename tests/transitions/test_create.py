@@ -133,6 +133,18 @@ def test_repeat_that_waits_for_the_end_of_its_run_creates_no_second_one(
     assert database.count("finished_runs") == (outcome == "commit")
 
 
+def test_run_inputs_are_stored_and_sent(database: Database, now: datetime) -> None:
+    inputs = RunInputs(payload=b"\x00", payload_content_type="application/octet-stream", labels={"a": "b"})
+    write(database, new_run(database, now, inputs=inputs, request_id="r"), now=now)
+    [row] = database.rows(
+        "SELECT payload, payload_content_type, labels, request_id, i.created_at"
+        "  FROM run_inputs AS i JOIN runs USING (run_id)"
+    )
+    assert row == (b"\x00", "application/octet-stream", {"a": "b"}, "r", now)
+    [message] = database.requests()
+    assert (message.payload, message.labels) == (b"\x00", {"a": "b"})
+
+
 def priorities(database: Database, run_id: UUID) -> list[object]:
     """Return the priority of an open run, then of its messages in the order in which they were written."""
     row = database.value("SELECT priority FROM job_runs WHERE run_id = %s", [run_id])

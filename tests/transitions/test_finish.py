@@ -171,6 +171,15 @@ def test_cancelling_run_can_only_become_cancelled(database: Database) -> None:
         assert database.dead_letters() == [], wanted
 
 
+def test_end_between_attempts_writes_no_attempt(with_job: Database) -> None:
+    started = with_job.begun()
+    with_job.requeue(started, AttemptOutcome.FAILED, timedelta(hours=1))
+    with_job.end(RunEnd(started.run_id, 1, RunState.CANCELLED, reason="asked"))
+    assert with_job.attempts(started.run_id) == [(1, "failed")]
+    [event] = with_job.completions()
+    assert (event.attempt, event.sequence, event.started_at) == (1, 3, None)
+
+
 def test_sequence_and_event_id_are_derived_from_the_run(with_job: Database) -> None:
     for attempt, state, sequence in ((0, RunState.CANCELLED, 1), (1, RunState.SUCCEEDED, 2), (2, RunState.FAILED, 4)):
         run_id = with_job.trigger()

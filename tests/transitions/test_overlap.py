@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from uuid import UUID
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tidewheel.runs import OPEN, Overlap, RunState
-from tidewheel.transitions.overlap import Contender, HolderAction, decide
+from tidewheel.transitions.overlap import STARTED, Contender, HolderAction, decide
 
 NOON = datetime(2026, 3, 29, 12, tzinfo=UTC)
 HOLDER = UUID(int=99)
@@ -25,6 +27,15 @@ def ids(*numbers: int) -> list[UUID]:
 
 def test_buffer_one_is_skipped_behind_a_run_of_another_policy() -> None:
     assert decide(HOLDER, None, [run(5, "buffer_all")], [run(6, "buffer_one")]).skipped == ids(6)
+
+
+@pytest.mark.parametrize(
+    ("state", "policy"),
+    [*product(sorted(OPEN - STARTED), ["cancel_other"]), *product(sorted(OPEN), ["terminate_other"])],
+)
+def test_active_run_that_is_replaced_at_once_ends(state: RunState, policy: str) -> None:
+    decision = decide(HOLDER, state, [], [run(1, policy)])
+    assert (decision.active, decision.holder_action, decision.buffered) == (UUID(int=1), HolderAction.END, [])
 
 
 def test_run_between_attempts_is_left_undecided() -> None:

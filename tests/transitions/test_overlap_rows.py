@@ -10,6 +10,7 @@ from tests.transitions.overlapping import JOB, holding, make, signals, waiting
 from tidewheel.runs import AttemptOutcome, Cause, Overlap, RunState
 from tidewheel.transitions.finished import RunEnd
 
+CAUSES = [Cause.TIMER, Cause.TRIGGER, Cause.BACKFILL]
 SKIP, ALL, ONE = Overlap.SKIP, Overlap.BUFFER_ALL, Overlap.BUFFER_ONE
 CANCEL, TERMINATE = Overlap.CANCEL_OTHER, Overlap.TERMINATE_OTHER
 REPLACING = [CANCEL, TERMINATE]
@@ -43,6 +44,15 @@ def test_buffered_run_is_promoted_when_the_active_run_ends(job: Database, policy
     again = job.begin(second)
     job.succeed(again)
     assert (job.job_runs(), job.active_run_of(JOB)) == ([], None)
+
+
+def test_skip_applies_to_every_cause(job: Database) -> None:
+    holding(job)
+    for cause in CAUSES:
+        second = make(job, SKIP, cause)
+        assert job.claim(second).overlaps.skipped == {second}, cause
+        assert job.final_state(second) == ("skipped", "overlap"), cause
+        assert waiting(job) is False, cause
 
 
 def test_buffered_runs_are_promoted_oldest_first(job: Database) -> None:
@@ -198,6 +208,16 @@ def test_only_the_newest_replacing_run_of_a_claim_starts(job: Database, policy: 
     assert len(job.attempts(runs[0])) == 0
 
 
+def test_only_the_newest_replacing_run_starts_without_an_active_run(job: Database) -> None:
+    runs = [make(job, TERMINATE) for _ in range(3)]
+    done = job.claim(*runs)
+    assert [(each.run_id, each.attempt) for each in done.started] == [(runs[2], 1)]
+    assert (done.overlaps.skipped, done.signalled) == (set(runs[:2]), False)
+    assert {job.final_state(run) for run in runs[:2]} == {("skipped", "overlap")}
+    assert [event.reason for event in job.completions()] == ["overlap"] * 2
+    assert (job.active_run_of(JOB), job.open_run(runs[2]).state) == (runs[2], "running")
+
+
 def test_replaced_run_of_the_same_claim_never_starts(job: Database) -> None:
     for case in ((SKIP, CANCEL), (ALL, TERMINATE), (ONE, CANCEL), (CANCEL, TERMINATE), (TERMINATE, CANCEL)):
         older, free, newer = make(job, case[0]), make(job, Overlap.ALLOW_ALL), make(job, case[1])
@@ -288,6 +308,14 @@ def test_active_run_is_released_after_its_last_waiting_run_ends(job: Database) -
     job.apply(cancelling(gone))
     job.succeed(first)
     assert job.active_run_of(JOB) is None
+
+
+def test_cancelling_a_promoted_run_promotes_the_next(job: Database) -> None:
+    first, second, third = holding(job), make(job, ALL), make(job, ALL)
+    job.claim(second, third)
+    job.succeed(first)
+    job.apply(cancelling(second))
+    assert (job.active_run_of(JOB), job.open_run(third).state) == (third, "queued")
 
 
 def test_deleting_a_job_cancels_waiting_runs_and_keeps_the_active_one(job: Database) -> None:

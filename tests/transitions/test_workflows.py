@@ -67,6 +67,35 @@ def test_a_diamond_runs_each_job_once_after_its_parents(database: Database) -> N
     assert (message.cause, message.scheduled_at) == ("workflow", scheduled_at)
 
 
+def test_children_are_in_the_trace_of_their_root(database: Database) -> None:
+    """Also a child that was blocked; without a trace nothing is stored."""
+    put(database, DIAMOND)
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    for given, stored in ({"traceparent": trace}, 4), ({}, 0):
+        database.trigger("a", **given)
+        play(database)
+        assert database.rows("SELECT count(*) FROM run_inputs WHERE traceparent IS NOT NULL") == [(stored,)]
+        sent = {(one.run_id, one.traceparent) for one in database.requests()}
+        assert [one for _, one in sent] == [given.get("traceparent")] * 4
+        database.execute("DELETE FROM outbox")
+        database.execute("DELETE FROM run_inputs")
+
+
+def test_conditions_decide_down_the_branches(database: Database) -> None:
+    """An `always` beneath a skipped one beneath a failed one runs; the occurrence has failed all the same."""
+    end = [("c", "always"), ("repair", "always")]
+    graph = {"a": [], "b": after("a"), "c": after("b"), "repair": [("b", "failure")], "end": end}
+    put(database, graph)
+    for failing, state in (("b", "failed"), ("", "succeeded"), ("a", "failed")):
+        root = database.trigger("a")
+        play(database, fails_at(failing))
+        assert states(database, root) == model(graph, fails_at(failing)), failing
+        assert workflow(database, root)[0] == state, failing
+        assert_nothing_left(database)
+    skipped = database.rows("SELECT DISTINCT reason FROM finished_runs WHERE state = 'skipped'")
+    assert skipped == [("parents",)]
+
+
 def test_a_root_without_a_begun_run_opens_no_occurrence(database: Database) -> None:
     put(database, DIAMOND)
     run = database.trigger("a", delay="1h")
