@@ -64,6 +64,23 @@ SELECT min(w.scheduled_at) FILTER (WHERE w.cause = 'timer' AND w.attempt = 0) AS
                  ORDER BY o.scheduled_at
                  LIMIT 100) AS w
 
+-- part: fails(c)
+-- A job with a failure among its last 10 ends of seven days, looked for among its last 20 runs.
+(SELECT bool_or(e.state IN ('failed', 'timed_out'))
+   FROM (SELECT r.state
+           FROM (SELECT l.state, l.scheduled_at FROM finished_runs AS l
+                  WHERE l.job_id = c.job_id AND l.finished_at > tidewheel_now() - interval '7 days'
+                  ORDER BY l.scheduled_at DESC
+                  LIMIT 20) AS r
+          WHERE r.state <> 'skipped'
+          ORDER BY r.scheduled_at DESC
+          LIMIT 10) AS e)
+
+-- name: find_unwell
+-- Returns which of these jobs fail, by the rule of the list of unwell ones.
+-- Index: finished_runs_by_job in the partitions of seven days. No lock.
+SELECT c.job_id FROM unnest(%(job_ids)s::uuid[]) AS c (job_id) WHERE {{fails(c)}}
+
 -- name: find_jobs_of_page, find_last_jobs_of_page
 -- Returns the first matching ids among the first `look` jobs of a tenant by key, or the last, their number, at most `count_limit`,
 -- that of all looked at, the last key looked at.
@@ -79,15 +96,7 @@ WITH failing AS MATERIALIZED (
                        AND (f.tenant, f.run_id) <= (%(tenant)s, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
                      ORDER BY f.tenant DESC, f.run_id DESC
                      LIMIT 500) AS n) AS c
-     WHERE (SELECT bool_or(e.state IN ('failed', 'timed_out'))
-              FROM (SELECT r.state
-                      FROM (SELECT l.state, l.scheduled_at FROM finished_runs AS l
-                             WHERE l.job_id = c.job_id AND l.finished_at > tidewheel_now() - interval '7 days'
-                             ORDER BY l.scheduled_at DESC
-                             LIMIT 20) AS r
-                     WHERE r.state <> 'skipped'
-                     ORDER BY r.scheduled_at DESC
-                     LIMIT 10) AS e)
+     WHERE {{fails(c)}}
 ), seen AS MATERIALIZED (
     SELECT key, job_id, version, labels, paused, finished_at, schedule_kind FROM jobs
      WHERE tenant = %(tenant)s AND version > 0 AND deleted_at IS NULL
@@ -1333,7 +1342,7 @@ SELECT o.queue, o.lane, o.handler, o.state, o.is_held, o.hold, o.ahead, o.is_can
 
 -- name: find_failing_jobs
 -- Returns the jobs of a tenant that fail, once for each error: those with failures from `hour` on, and those that failed `least` times
--- without a success since. `recovered` are those of whose `recent` newest ends none failed. Of the newest `look` failures; the most from `hour` on first, then the newest.
+-- without a success since. Those that fail no more have recovered. Of the newest `look` failures; the most from `hour` on first, then the newest.
 -- `at_least` is true if these are not all of the hour's `failed` runs. `since` is null if the first failure may be an older one.
 -- Index: failed_runs_by_tenant, backwards; finished_runs_by_job of two days, for the newest `runs` of each; jobs_pkey,
 -- failed_runs_pkey.
@@ -1359,16 +1368,14 @@ WITH latest AS MATERIALIZED (
 )
 SELECT j.key, j.job_id, c.error_type, c.state, c.in_hour, k.is_cut AND k.in_hour < %(failed)s AS at_least, row.in_a_row,
        CASE WHEN NOT k.is_cut OR good.at >= k.oldest THEN row.since END AS since, c.newest_at,
-       CASE WHEN NOT k.is_cut AND c.version = j.version AND good.version = j.version - 1 THEN j.version END AS since_version, good.recovered,
+       CASE WHEN NOT k.is_cut AND c.version = j.version AND good.version = j.version - 1 THEN j.version END AS since_version, {{fails(c)}} IS NOT TRUE AS recovered,
        (SELECT left(split_part(m.error_message, E'\n', 1), 200) FROM failed_runs AS m WHERE m.run_id = c.newest) AS message
   FROM causes AS c
  CROSS JOIN looked AS k
   JOIN jobs AS j ON j.job_id = c.job_id AND j.deleted_at IS NULL
  CROSS JOIN LATERAL (
-    SELECT max(s.finished_at) FILTER (WHERE s.state = 'succeeded') AS at, max(s.job_version) FILTER (WHERE s.state = 'succeeded') AS version,
-           NOT coalesce(bool_or(s.state <> 'succeeded' AND s.place <= %(recent)s), false) AS recovered
-      FROM (SELECT r.finished_at, r.state, r.job_version, row_number() OVER (ORDER BY r.scheduled_at DESC) AS place
-              FROM finished_runs AS r
+    SELECT max(s.finished_at) FILTER (WHERE s.state = 'succeeded') AS at, max(s.job_version) FILTER (WHERE s.state = 'succeeded') AS version
+      FROM (SELECT r.finished_at, r.state, r.job_version FROM finished_runs AS r
              WHERE r.job_id = c.job_id AND r.finished_at >= %(since)s AND r.state IN ('succeeded', 'failed', 'timed_out')
              ORDER BY r.scheduled_at DESC LIMIT %(runs)s) AS s
   ) AS good

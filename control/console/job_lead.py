@@ -173,7 +173,7 @@ def _waiting(seen: Seen) -> Lead | None:
     words = "for an executor" if why.code is WaitCode.SLOT else words
     since = f"{'' if len(same) == 1 else ', oldest'} since {format_timestamp(_since(waits[-1]))}"
     answer = f"{many} waiting{since}: {words}." if words == why.words else f"{many} waiting {words}{since}."
-    return Lead(answer, "trouble" if stuck else "", wait=why)
+    return Lead(answer, "bad" if stuck and why.code in _LACKS else "trouble" if stuck else "", wait=why)
 
 
 def _with_slots(connection: Connection, caller: Caller, job: JobDetail, waits: Lead) -> Lead:

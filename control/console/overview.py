@@ -25,7 +25,7 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, of_all_tenants, or_else, page_now, part, part_of, read_filters
 from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.control.explain.month import job_bins
-from tidewheel.control.reads.causes import RECOVERED, Need, with_slots
+from tidewheel.control.reads.causes import Need, with_slots
 from tidewheel.control.reads.findings import Severity
 from tidewheel.control.reads.fleet import able_executors
 from tidewheel.control.reads.overview import Now, read_now_of
@@ -41,7 +41,7 @@ from tidewheel.control.reads.workload import (
 from tidewheel.control.words import duration
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.nouns.freezes.reads import frozen_spans
-from tidewheel.nouns.jobs.reads import jobs_of, list_jobs
+from tidewheel.nouns.jobs.reads import find_unwell, jobs_of, list_jobs
 from tidewheel.nouns.runs.model import PageFilter
 from tidewheel.nouns.runs.reads import list_runs, read_runs
 from tidewheel.runs import FINAL
@@ -142,14 +142,14 @@ def _jobs(
     connection: Connection, caller: Caller, needs: Sequence[Need], backlogs: Sequence[Backlog], along: Axis
 ) -> Jobs:
     """Return jobs with something to draw: failing ones, those of the oldest waiting runs, the first keys."""
-    failing = {need.job_id: need.words != RECOVERED for need in needs if need.job_id is not None}
+    failing = [need.job_id for need in needs if need.job_id is not None]
     with connection.snapshot() as reading:
         waiting = [run.job_id for run in read_runs(reading, [each.oldest_run_id for each in backlogs])]
         unwell = jobs_of(reading, caller.tenant, [*dict.fromkeys((*failing, *waiting))][:_JOBS])
         page = list_jobs(reading, caller.tenant, limit=_LOOKED_AT, counts=False)
         found = list({job.job_id: job for job in (*unwell, *page.jobs)}.values())
         bins = job_bins(reading, found, along.edges, along.behind)
-        marked = [job for job, fails in failing.items() if fails]
+        marked = find_unwell(reading, [job.job_id for job in found])
         rows = in_order([row_of(job, bins[job.job_id], PITCH, along, marked) for job in found])
         drawn = [row for row in rows if row.strip.paths]
         others = [row for row in drawn[:_JOBS] if row.job.job_id not in failing]  # their needs have the errors

@@ -1,6 +1,7 @@
 """Instants in the zone of the page, durations, numbers, states and people's text as pages show them."""
 
 import re
+import statistics
 import unicodedata
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta, tzinfo
@@ -413,5 +414,5 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "number": number, "counted": counted, "ordinal": ordinal, "state": state, "symbol_of": symbol_of,
     "family_of": family_of, "reason": reason_words, "short_id": short_id, "people": people, "lines": lines,
     "key": key, "bytes": size, "pace": pace, "percent": percent, "visible": visible, "prose": prose,
-    "target": target, "schedule": schedule_of, "remedy": remedy,
+    "median": statistics.median, "target": target, "schedule": schedule_of, "remedy": remedy,
 }  # fmt: skip

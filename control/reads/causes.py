@@ -30,7 +30,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY = timedelta(days=1)
 _IN_A_ROW = 3
 _FAILURES = 1000  # of the last day that are looked at
-_RUNS, _RECENT = 100, 10  # ends of a job that are looked at, and that decide whether it fails
+_RUNS = 100  # of a job that are looked at
 _OVERDUE = timedelta(seconds=1)  # as gauges and the fleet count timers
 _LATE = timedelta(seconds=30)
 _SET_ASIDE = 20
@@ -168,7 +168,6 @@ class Causes:
         columns: dict[str, object] = {
             "tenant": self.tenant, "first_id": first_run_id(day), "since": day, "hour": self.since,
             "failed": self.failed, "look": _FAILURES, "least": _IN_A_ROW, "runs": _RUNS,
-            "recent": _RECENT,
         }  # fmt: skip
         for job in read_rows(self.connection, class_row(_Failing), _SQL["find_failing_jobs"], columns):
             error = job.error_type or ("timed out" if job.state == RunState.TIMED_OUT else "no error recorded")

@@ -113,7 +113,7 @@ def test_busy_job_is_a_sample_of_each_bin_and_others_are_whole(
     sample = counted()
     assert sample["busy"] == ([min(each, 3) for each in by_bin], True)
     assert sample["calm"] == whole["calm"]
-    assert "<bdi>busy</bdi>: only the newest runs" in shown(pages, "/jobs?view=grid")
+    assert "Showing a sample of the runs of <bdi>busy</bdi>." in shown(pages, "/jobs?view=grid")
 
 
 @pytest.mark.slow

@@ -87,7 +87,7 @@ def test_webhook_is_submitted_fails_is_mended_and_redriven(here: Page, database:
     here.fill("#f-key", "bill")
     here.get_by_label("HTTP call", exact=True).check()
     here.fill("[name='target.url']", "https://example.org/bill")
-    here.get_by_label("By trigger", exact=True).check()
+    here.get_by_label("Manual", exact=True).check()
     here.get_by_role("button", name="Create job").first.click()
     here.wait_for_url("**/jobs/bill")
     started = database.begin(trigger_here(here))

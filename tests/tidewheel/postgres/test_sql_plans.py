@@ -443,6 +443,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "group_open_runs": {"look": 10_000, "holds": 5},
     "read_error_lines": {"run_ids": [_NOWHERE]},
     "read_newest_errors": {"job_ids": [_NOWHERE]},
+    "find_unwell": {"job_ids": [_NOWHERE]},
     "count_freezable": {**_FREEZE, "tenant": "acme", "look": 20_000, "waiting": ["queued"], "under_way": ["running"]},
     "read_waits": {
         "lease": timedelta(seconds=30),
@@ -458,7 +459,6 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
         "look": 1000,
         "least": 3,
         "runs": 100,
-        "recent": 10,
         "failed": 2000,
     },
     "find_oldest_activity": {"grain": 0},

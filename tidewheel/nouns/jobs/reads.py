@@ -93,6 +93,12 @@ def jobs_of(connection: Conn, tenant: str, job_ids: Sequence[UUID]) -> list[JobS
     return [_summary(connection, tenant, row) for row in rows]
 
 
+def find_unwell(connection: Conn, job_ids: Sequence[UUID]) -> set[UUID]:
+    """Return those of some jobs with a failure among their last 10 ends, as the filter `unwell` has them."""
+    rows = connection.execute(_SQL["find_unwell"], {"job_ids": uuids(job_ids)}, binary=True).fetchall()
+    return {job for (job,) in cast("list[tuple[UUID]]", rows)}
+
+
 def list_children(connection: Conn, tenant: str, key: str, *, limit: int) -> list[str]:
     """Return the keys of the first jobs that follow a job in its workflow."""
     columns = {"job_id": job_id(tenant, key), "limit": limit}
