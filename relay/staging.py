@@ -256,8 +256,8 @@ class Window:
     ) -> None:
         """Record a count at a monotonic time, and make the window smaller or larger.
 
-        This relay has a share of the slices, and so of the executors' slots. Of the recorded runs `running` have an
-        attempt in progress, and `ended` are over.
+        This relay has a share of the slices, and the executors have so many slots. Of the recorded runs `running` have
+        an attempt in progress, and `ended` are over.
         """
         self._counted_at = now
         since = now - _FORGET_SECONDS if executors else float("-inf")
@@ -270,7 +270,7 @@ class Window:
         if executors and not before:
             self.size = max(_FIRST, int(_PER_EXECUTOR * executors * share), int(min(slots, _FIRST_SLOTS) * share))
         else:
-            quick = recorded > 0 and (ended >= recorded / 2 or published * running / recorded > slots * share)
+            quick = recorded > 0 and (ended >= recorded / 2 or published * running / recorded > slots)
             self.size = _next_size(before, published, _total(left), age, executors, share=share, held=held, quick=quick)
         # Runs that left a moment ago may have been counted too early.
         self._grows = self.size > before or (0.0 < age < _SHORT_SECONDS)

@@ -145,20 +145,19 @@ def test_first_window_fills_the_slots_of_idle_executors_as_far_as_a_credit() -> 
         assert window.room() == size
 
 
-@pytest.mark.parametrize("share", [1.0, 0.5])
 @pytest.mark.parametrize(
     ("before", "running", "ended", "after"),
     [(100, 0, 100, 400), (100, 90, 10, 150), (200, 110, 90, 800), (200, 100, 90, 300)],
 )
 def test_window_grows_fourfold_only_where_executors_take_more_than_their_slots(
-    before: int, running: int, ended: int, after: int, share: float
+    before: int, running: int, ended: int, after: int
 ) -> None:
     """Runs that only fill free slots say nothing about those behind them."""
-    window, slots = Window(0.0), int(100 / share)
-    window.counted([], 1, 0.0, share=share, held=True, slots=slots)
+    window = Window(0.0)
+    window.counted([], 1, 0.0, share=1.0, held=True, slots=100)
     window.size = before
     publish(window, window.room(), 0.0)
-    window.counted([], 1, 0.05, share=share, held=True, slots=slots, running=running, ended=ended)
+    window.counted([], 1, 0.05, share=1.0, held=True, slots=100, running=running, ended=ended)
     assert window.size == after
     assert window.seconds_to_count(0.05, held=True) < 0.03
 
