@@ -149,8 +149,10 @@ class TimerPoller:
         if rotation is not None and fired >= limit:
             rotation.start(due)
         elif first <= batch.since:
-            # Missed timers fire after those on time and in smaller batches, so that they delay nothing.
-            missed = replace(batch, since=BEGINNING, until=batch.since, limit=-(-limit // _MISSED_FRACTION))
+            # Missed timers fire after those on time and in smaller batches, so that they delay little.
+            shards = [shard for shard in due if earliest[shard] <= batch.since]
+            limit = -(-limit // _MISSED_FRACTION)
+            missed = replace(batch, shards=shards, since=BEGINNING, until=batch.since, limit=limit)
             fired += self._fire(self._session, missed)
         return 0.0 if fired else min(self._settings.scheduler_poll.total_seconds(), _BUSY_SECONDS)
 

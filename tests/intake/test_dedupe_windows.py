@@ -38,9 +38,9 @@ def by_message(database: Database, request: RunRequest) -> bool:
     with database.transaction() as connection:
         if claim_uniform(connection, [given], executor_id=EXECUTOR):
             return True
-        contest_runs(connection, [given])
+        claims = contest_runs(connection, [given])
     return bool(
-        database.within(claim_runs, database.installation, [given], executor_id=EXECUTOR, contested=True).started
+        database.within(claim_runs, database.installation, claims, executor_id=EXECUTOR, contested=True).started
     )
 
 

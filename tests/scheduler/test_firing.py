@@ -180,6 +180,17 @@ def test_concurrent_schedulers_create_one_run_per_occurrence(
     assert "fires job by job" not in caplog.text
 
 
+def test_locked_timer_does_not_block_others(still: ClockedDatabase) -> None:
+    still.apply_batch(submission("held", **EACH_SECOND), submission("free", **EACH_SECOND))
+    still.advance(SECOND)
+    holding = still.connection()
+    holding.execute("SELECT FROM timers AS t JOIN jobs AS j USING (job_id) WHERE key = 'held' FOR UPDATE OF t")
+    assert fire_due(still) == 1
+    holding.rollback()
+    assert fire_due(still) == 1
+    assert instants(still) == [1, 1]
+
+
 def test_lost_session_is_reported_and_next_poll_fires(still: ClockedDatabase) -> None:
     still.submit(**EACH_SECOND)
     still.advance(SECOND)

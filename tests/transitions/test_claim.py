@@ -245,7 +245,7 @@ def test_decision_waits_for_a_claim_under_way_and_sees_its_run(job: Database) ->
 
 
 def test_second_claim_of_an_attempt_waits_for_no_end_and_leaves_the_run_uncontested(job: Database) -> None:
-    """A message and the sweep bring the same run, which is in progress, or ends, when the second claim comes."""
+    """A message and the sweep bring the same run, which is in progress or ends."""
     repeated = wanted(job, make(job, Overlap.SKIP))
     first = start(job, *repeated)
     assert job.within(contest_runs, repeated) == []

@@ -221,7 +221,7 @@ def contest_runs(connection: Conn, claims: Iterable[Claim], *, waits: bool = Tru
     they are, such as one that was just buffered.
 
     Returns:
-        The claims that can still start a run; the others are lost.
+        The claims whose runs match them and are not frozen. The others start nothing now, and are not contested.
     """
     requested = {claim.run_id: claim for claim in claims}
     columns = _fences(requested) | {"free": Overlap.ALLOW_ALL, "met": Gate.MET}
@@ -248,7 +248,7 @@ def claim_runs(
     Args:
         connection: Inside a transaction; the executor owns the attempts once the caller has committed it.
         claims: The requests; several for one run count as one.
-        contested: True if the caller has committed `contest_runs` for these runs.
+        contested: True if `contest_runs` has returned these claims, and the caller has committed it.
     """
     if claims and not contested:
         claims = contest_runs(connection, claims)

@@ -315,13 +315,13 @@ SELECT o.run_id, o.job_id, o.overlap
 
 -- part: uncontested(r)
 -- The open runs that have come, whose policy limits overlaps and that a uniform claim may start, of the jobs of `matching`.
--- Leaves out jobs whose active run is requested: it starts in any case.
+-- Leaves out jobs whose active run is one of `matching`: it starts in any case.
 -- Why `EXISTS`: it comes first. Without, runs whose policy limits nothing scan a million due ones, 250 ms.
 WITH limited AS MATERIALIZED (
 SELECT m.job_id
   FROM matching AS m
  WHERE m.overlap <> %(free)s
-   AND NOT EXISTS (SELECT FROM active_runs AS t WHERE t.job_id = m.job_id AND t.run_id = ANY (%(run_ids)s::uuid[])))
+   AND NOT EXISTS (SELECT FROM active_runs AS t WHERE t.job_id = m.job_id AND t.run_id IN (SELECT c.run_id FROM matching AS c)))
 SELECT r.run_id
   FROM job_runs AS r
  WHERE (SELECT EXISTS (SELECT FROM limited))

@@ -172,7 +172,7 @@ def test_part_that_waits_has_its_reason_and_a_cancel_leaves_out_one_that_a_cance
     page = shown(pages, f"/workflows/{root}")
     assert page.count("No live executor serves queue") == 1
     command = "<code><bdi>tidewheel service executor --queues default --handlers MODULES</bdi></code>"
-    assert f"{command}, <bdi>where MODULES includes" in page
+    assert_has(page, "Start an executor<bdi>, where MODULES includes", command)
     pages.database.apply_batch({"type": "runs.cancel", "key": "b"})
     cancel = shown(pages, f"/workflows/{root}/cancel", "Cancel this workflow of a?")
     assert_has(cancel, "1 run is being cancelled already.", "1 job has ended and stays as it is.")
