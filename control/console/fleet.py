@@ -100,6 +100,7 @@ class FleetPage:
             shown.append(opened)
         live = [each for each in alone if not each.executor.is_silent]
         runs = part(lambda: of_all_tenants(connection, list_runs_of, opened.executor)) if opened else ()
+        late = {each.queue for each in fleet.due} if isinstance(fleet, FleetStatus) and not query.find else ()
         owned = Counter(each.owner.name for each in or_else(shards, ()) if each.owner is not None)
         return View(
             {
@@ -108,7 +109,7 @@ class FleetPage:
                 "slots": sum(each.executor.slots for each in live), "query": query,
                 "opened": opened, "shards": shards, "shard_count": self.shards,
                 "replica": self.replica and self.replica.state,
-                "use": {queue: _use(live, queue) for each in live for queue in each.executor.queues},
+                "use": {queue: _use(live, queue) for queue in late},
                 "owned": owned, "late_after": _LATE, "orphans": self.shards - owned.total(),
                 "services": [each for each in services if each.role != "executor"],
                 "diagnosis": self.doctor.last() if is_admin else None,

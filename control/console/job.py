@@ -116,7 +116,7 @@ class JobPage:
             many = len(timeline.runs) if all(run.state == RunState.SUCCEEDED for run in timeline.runs) else 0
             seen = replace(seen, unfired=timeline.skips, more_unfired=timeline.more_skips, succeeded=many)
             if query.from_at is None:
-                seen = replace(seen, shown=f"the last {along.bins.words}")
+                seen = seen if timeline.complete_since else replace(seen, shown=f"the last {along.bins.words}")
                 bins = [each.at for each in timeline.bins if any(each.counts.values())]
                 shown = [*map(ran_at, timeline.runs), *(each.at for each in timeline.skips), *bins]
                 along = axis_since(along, min([job.created_at, *shown]))  # a backfill is older than its job

@@ -275,10 +275,11 @@ def _skipping(job: JobDetail, seen: Seen) -> Lead | None:
     unfired = [each for each in seen.unfired if each.reason == SkipReason.OVERLAP]
     many = number(sum(each.occurrences for each in unfired) or len(skips), at_least=seen.more_unfired)
     took = max(filter(None, (between(run.started_at, run.finished_at) for run in seen.latest)), default=None)
-    comes = f"The job runs {schedule_of(job.summary.schedule)}"
+    every = schedule_of(job.summary.schedule)
+    comes = f"The job runs {every}; a" if every.startswith("every ") else "A"
     return Lead(
         f"{many} runs skipped{f' in {seen.shown}' if unfired else ''}: {reason_words(SkipReason.OVERLAP)}.", "trouble",
-        why="" if took is None else f"{comes}; a run takes up to {duration(took)}.",
+        why="" if took is None else f"{comes} run takes up to {duration(took)}.",
         actions=(Action("Change schedule or overlap…", "job_edit", Scope.WRITE),),
     )  # fmt: skip
 

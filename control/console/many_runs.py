@@ -53,7 +53,7 @@ from tidewheel.transitions.cancellation import LOOKED_AT
 MOST = 200
 """So many rows of a list one request may select."""
 
-_NOT_BEGUN = "Started runs continue."
+_NOT_BEGUN = "All runs that have not started are cancelled, in whichever state. Started runs continue."
 _ANY_STATE = "The filter by state does not apply: runs in every open state are cancelled."
 _ANY_TIME = "The filter by time does not apply: runs of any time are cancelled."
 _BY_BOX = "The filter by state does not apply. Runs that have started are cancelled only if you select that below."
@@ -231,6 +231,7 @@ class CancelMatching:
             )  # fmt: skip
             button = f"Cancel {counted(few, 'run', at_least=found.at_least)}"
             counts = (*confirmation(found.runs, "the number on the button"), *bound(few, now))
+        told = {"created_before", "key" if key else "queue"}  # by the question
         ends = _ends(
             number(few, at_least=found.at_least), (found.runs - few) or int(found.at_least and by_box),
             who=who, rest=_BETWEEN,
@@ -240,7 +241,7 @@ class CancelMatching:
             will=[*((any_state,) if status else ()), *((_ANY_TIME,) if query.keys() & _TIMES else ()), *ends],
             stays=("Runs that are created from now on are not cancelled.",),
             fields=(*boxes, REASON, *counts),
-            sample=[f"{name} {value}" for name, value in fields.items() if value not in (now, key or queue)],
+            sample=[f"{name} {value}" for name, value in fields.items() if name not in told],
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:

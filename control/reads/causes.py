@@ -355,9 +355,9 @@ class _Failing:
     @property
     def words(self) -> str:
         """The manner in which it fails."""
-        if self.recovered:
-            return RECOVERED
         if not self.fails:
+            if self.recovered:
+                return RECOVERED
             return "failed" if self.in_hour == 1 else "failing intermittently"
         return "failing" if self.version is None else f"failing with version {self.version}"
 

@@ -142,11 +142,8 @@ class AbleExecutors:
         free, other = self.slots - self.busy, "other " if self.idle else ""
         parts = [f"executor {self.idle[0].name} is idle"] if len(self.idle) == 1 else []
         parts += [f"{len(self.idle):,} of {len(self.executors):,} executors are idle"] if len(self.idle) > 1 else []
-        slots = (
-            f"{free:,} of {self.slots:,} {other}slots are free"
-            if free
-            else f"all {self.slots:,} {other}slots are in use"
-        )
+        used = f"all {self.slots:,} {other}slots are in use" if self.slots > 1 else f"the only {other}slot is in use"
+        slots = f"{free:,} of {self.slots:,} {other}slots {'is' if free == 1 else 'are'} free" if free else used
         return "; ".join([*parts, slots] if self.slots else parts)
 
 
@@ -160,8 +157,8 @@ def able_executors(connection: Conn, queue: str, handler: str) -> AbleExecutors:
 def use_of(able: Sequence[ExecutorSummary], runs: Mapping[UUID, int]) -> AbleExecutors:
     """Return executors with the use of their slots, from the number of runs of each that has some."""
     taking = [each for each in able if runs.get(each.executor_id)]
+    idle = [each for each in able if not runs.get(each.executor_id)]
     busy = sum(min(runs[each.executor_id], each.slots) for each in taking)
-    idle = [each for each in able if each not in taking]
     return AbleExecutors(able, busy, sum(each.slots for each in taking), idle)
 
 

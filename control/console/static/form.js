@@ -23,8 +23,10 @@ async function check(form) {
   } catch { /* the next letter, or the button, sends the form again */ }
 }
 
+const isTyped = (form) => [...form.elements].some((each) => each.defaultValue !== undefined && (each.value !== each.defaultValue || each.checked !== each.defaultChecked));
+
 function settle() { // nothing typed is nothing to save; but a draft may be taken back
-  for (const save of document.querySelectorAll("#spec [value=save]")) save.disabled = save.form.querySelector("#check [data-unchanged]") && !save.form.querySelector(".draft");
+  for (const save of document.querySelectorAll("#spec [value=save]")) save.disabled = save.form.querySelector("#check [data-unchanged]") && !save.form.querySelector(".draft") && !isTyped(save.form);
 }
 
 settle();

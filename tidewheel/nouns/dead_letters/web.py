@@ -178,7 +178,7 @@ def _redrive_of(redrives: Sequence[Work], found: DeadLetterGroup | DeadLetterSum
 def _under_way(connection: Connection, given: Mapping[str, Any], first: Sequence[DeadLetterSummary]) -> Sequence[Work]:
     """Return the redrives under way with dead letters of another one.
 
-    Of ids or of a span it is one that has all that the dialog shows.
+    It has the times of all that the dialog shows; of ids or of a span it is one that has these.
     """
     running = _redrives(connection)
     if given.get("ids") or given.get("since"):
@@ -187,7 +187,13 @@ def _under_way(connection: Connection, given: Mapping[str, Any], first: Sequence
     named = {"job" if name == "key" else name: value for name, value in given.items()}
     asked = _narrowing({**named, "kind": given.get("kind") or "run"})
     found = [(work, _narrowing(work.filter)) for work in running]
-    return [work for work, its in found if its.items() <= asked.items() or asked.items() <= its.items()]
+    times = [format_timestamp(each.created_at) for each in first]
+    return [
+        work
+        for work, its in found
+        if (its.items() <= asked.items() or asked.items() <= its.items())
+        and all(str(work.filter.get("since", at)) <= at <= str(work.filter.get("until", "")) for at in times)
+    ]
 
 
 def _narrowing(given: Mapping[str, Any]) -> Mapping[str, Any]:
