@@ -1,7 +1,7 @@
 """Each open run has the reason for which it waits, with what to do."""
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -12,8 +12,11 @@ from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.acts import EXECUTOR, HANDLER
 from tests.fixtures.database import Database
 from tests.transitions.graphs import after, end_and_drain, put
+from tidewheel.control.reads.fleet import ExecutorSummary, use_of
 from tidewheel.control.reads.waits import Wait, WaitCode, read_waits, start_executor
 from tidewheel.runs import AttemptOutcome
+
+_NOW = datetime(2026, 3, 2, tzinfo=UTC)
 
 
 def executor(
@@ -283,3 +286,20 @@ def test_buffered_root_has_the_occurrence_that_keeps_the_place(database: Databas
     found = why(database, second)
     words = f"waits for the occurrence of run {root} to end, by the job's overlap policy"
     assert (found.code, found.words, found.remedy) == (WaitCode.TURN, words, f"tidewheel workflow show {root}")
+
+
+def test_use_of_slots_names_idle_executors_and_free_slots_of_the_others() -> None:
+    def used(*runs: int, slots: int = 4) -> str:
+        live = [
+            ExecutorSummary(UUID(int=at), f"e{at}", (), (), slots, stopping=False, started_at=_NOW,
+                            last_heartbeat_at=_NOW, is_silent=False)
+            for at in range(len(runs))
+        ]  # fmt: skip
+        return use_of(live, {UUID(int=at): many for at, many in enumerate(runs) if many}).words
+
+    assert used() == ""
+    assert used(0) == "executor e0 is idle"
+    assert used(0, 4) == "executor e0 is idle; all 4 other slots are in use"
+    assert used(0, 0, 3) == "2 of 3 executors are idle; 1 of 4 other slots is free"
+    assert used(2, 1) == "5 of 8 slots are free"
+    assert used(1, slots=1) == "the only slot is in use"
