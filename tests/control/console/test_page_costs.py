@@ -23,7 +23,7 @@ MOST = 20  # statements of a page
 MOST_BYTES, OF_A_GRID = 20 * 1024, 100 * 1024
 MOST_ELEMENTS = 3_000
 PAGES = {
-    "/": 45, "/?window=7d": 45,
+    "/": 47, "/?window=7d": 47,
     "/jobs": MOST, "/jobs?prefix=job-0001": MOST, "/jobs?status=unwell": MOST, "/jobs?label=rare%3Dyes": MOST,
     "/jobs?view=grid": MOST, "/jobs?view=grid&window=7d": MOST,
     f"/jobs/{BUSY_JOB}": 65, f"/jobs/{BUSY_JOB}?window=7d": 65, f"/jobs/{RARE_JOB}?window=90d&show=failed": 65,
