@@ -95,7 +95,7 @@ _NOT_EXECUTED = {
         control: find_oldest_runs_of_job find_oldest_open_runs_of_job
         control: find_job_key read_run_payload find_timeline_runs count_timeline_runs read_took_p95 read_versions_since
         control: read_selected_jobs read_pauses count_runs_of_jobs read_tenant_pulse read_run_pulses read_job_pulses
-        control: read_plain_schedules read_streak read_error_lines read_newest_errors read_job_times
+        control: read_plain_schedules read_streak read_error_lines read_newest_errors read_job_times find_unwell
         nouns.api_keys: show_api_key
         control: find_keys_from count_wrong name_executors
         nouns.freezes: count_freezable find_standing_freezes
