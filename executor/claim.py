@@ -159,11 +159,11 @@ class Claimer:
         work.count(Step.CLAIM, passed, fallback=True)
         work.count(Step.CLAIM, len(claims) - passed)
         rest = [claim for claim in _without(claims, claimed.started) if claim.run_id not in claimed.waiting]
-        # Who has just met a locked row does not wait for it once more.
         if not rest:
             return claimed
         try:
-            decided = self._claim_contested(rest, waits=len(free) == len(claims) and not locked)
+            # Who has just met a locked row does not wait for it once more.
+            decided = self._claim_contested(rest, waits=not passed)
         except MemoryError:
             raise
         except Exception as error:

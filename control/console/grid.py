@@ -47,6 +47,10 @@ class Pitch(NamedTuple):
     base: int
     height: int
 
+    def glyph(self, letter: str) -> str:
+        """Return the path of a mark of this pitch in a box of 9 by 10 pixels, for a legend."""
+        return f"M4.5 5{_marks(self)[letter][1]}"
+
 
 NARROW, WIDE = Pitch(9, 2, 13, 26), Pitch(13, 3, 13, 24)
 

@@ -18,7 +18,7 @@ from tidewheel.control.api.authorization import Caller
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.sentences import cut, is_cancelled, waiting
 from tidewheel.control.console.spec_check import changed_fields
-from tidewheel.control.console.view import Failed, in_snapshot, of_all_tenants, or_else, part, part_of
+from tidewheel.control.console.view import in_snapshot, of_all_tenants, or_else, part, part_of
 from tidewheel.control.console.words import (
     agreed,
     between,
@@ -34,7 +34,7 @@ from tidewheel.control.explain.explain import Unfired
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.text import paused_by
 from tidewheel.control.explain.upcoming import Upcoming
-from tidewheel.control.reads.fleet import able_executors
+from tidewheel.control.reads.fleet import AbleExecutors, able_executors
 from tidewheel.control.reads.outcomes import Streak, read_streak
 from tidewheel.control.reads.resuming import Resumption
 from tidewheel.control.reads.waits import Wait, WaitCode
@@ -178,12 +178,20 @@ def _waiting(seen: Seen) -> Lead | None:
 
 def _with_slots(connection: Connection, caller: Caller, job: JobDetail, waits: Lead) -> Lead:
     """Return the line with the slots that can run the job, for a caller of all tenants."""
-    kind, _, handler = target(job.job).partition(" ")
+    able = _able(connection, caller, job.job)
+    return waits._replace(why=f"{able.words}.") if able and able.words else waits
+
+
+def _able(connection: Connection, caller: Caller, job: Mapping[str, object]) -> AbleExecutors | None:
+    """Return the live executors of a job's handler; None without one, or for a caller of one tenant."""
+    kind, _, handler = target(job).partition(" ")
     if kind != "handler" or not caller.all_tenants:
-        return waits
-    queue = str(job.job.get("queue") or "default")
-    able = or_else(part(lambda: of_all_tenants(connection, able_executors, queue, handler)), None)
-    return waits._replace(why=f"{able.words}." if able and able.words else "")
+        return None
+    return or_else(part(lambda: of_all_tenants(connection, able_executors, _queue_of(job), handler)), None)
+
+
+def _queue_of(job: Mapping[str, object]) -> str:
+    return str(job.get("queue") or "default")
 
 
 def _cancelling(seen: Seen) -> Lead | None:
@@ -201,15 +209,12 @@ def _handler_before(connection: Connection, caller: Caller, job: JobDetail, seen
     if current not in lacking or current == 1 or not caller.all_tenants:
         return waits
     before = or_else(part_of(connection, job_at, caller.tenant, key, current - 1), {})
-    kind, _, handler = target(before).partition(" ")
-    queue = str(before.get("queue") or "default")
-    if kind != "handler" or queue != str(job.job.get("queue") or "default"):
+    able = _able(connection, caller, before) if _queue_of(before) == _queue_of(job.job) else None
+    if able is None or not (many := len(able.executors)):
         return waits
-    found = part(lambda: of_all_tenants(connection, able_executors, queue, handler))
-    if isinstance(found, Failed) or not (able := len(found.executors)):
-        return waits
-    has = f"{counted(able, 'live executor')} of the queue {agreed(able, 'has', 'have')}"
-    why, back = f"Version {current - 1} used `{handler}`, which {has}.", _roll_back(current - 1)
+    has = f"{counted(many, 'live executor')} of the queue {agreed(many, 'has', 'have')}"
+    why = f"Version {current - 1} used `{target(before).removeprefix('handler ')}`, which {has}."
+    back = _roll_back(current - 1)
     return waits._replace(why=why, actions=(back,))
 
 

@@ -27,7 +27,7 @@ from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.control.explain.month import job_bins
 from tidewheel.control.reads.causes import Need, with_slots
 from tidewheel.control.reads.findings import Severity
-from tidewheel.control.reads.fleet import AbleExecutors, able_executors
+from tidewheel.control.reads.fleet import able_of_each
 from tidewheel.control.reads.overview import Now, read_now_of
 from tidewheel.control.reads.workload import (
     ActivityFigures,
@@ -122,11 +122,10 @@ class OverviewPage:
                 lambda: read_now_of(reading, tenant, self.shards, fleet, sees_slots=sees, as_of=now, open_runs=found)
             )
         if isinstance(here, Now) and fleet is not None:
-
-            def read_able(queue: str, handler: str) -> AbleExecutors:
-                return of_all_tenants(connection, able_executors, queue, handler)
-
-            here = replace(here, findings=with_slots(here.findings, found.waiting, read_able))
+            needs = with_slots(
+                here.findings, found.waiting, lambda handlers: of_all_tenants(connection, able_of_each, handlers)
+            )
+            here = replace(here, findings=needs)
         return here, found, figures
 
 

@@ -270,19 +270,23 @@ def _silent(need: Need, fleet: FleetStatus) -> Need:
 
 
 def with_slots(
-    needs: Sequence[Need], waiting: Sequence[Waiting], read_able: Callable[[str, str], AbleExecutors]
+    needs: Sequence[Need],
+    waiting: Sequence[Waiting],
+    read_able: Callable[[Sequence[tuple[str, str]]], Sequence[AbleExecutors]],
 ) -> tuple[Need, ...]:
     """Return needs with the slots of the executors that could claim the runs which wait for one.
 
     Args:
-        read_able: Reads the live executors that can run a handler of a queue.
+        read_able: Reads the live executors that can run each of some handlers, behind its queue.
     """
-    late = {backlog_words(each.queue, each.lane): each for each in waiting if each.why.code == WaitCode.SLOT}
-    return tuple(_with_slots(need, late[need.words], read_able) if need.words in late else need for need in needs)
+    waits = {backlog_words(each.queue, each.lane): each for each in waiting if each.why.code == WaitCode.SLOT}
+    late = {need.words: waits[need.words] for need in needs if need.words in waits}
+    able = read_able([(each.queue, each.handler) for each in late.values()]) if late else ()
+    slots = dict(zip(late, (each.words for each in able), strict=True))
+    return tuple(_with_slots(need, slots.get(need.words, "")) for need in needs)
 
 
-def _with_slots(need: Need, waiting: Waiting, read_able: Callable[[str, str], AbleExecutors]) -> Need:
-    words = read_able(waiting.queue, waiting.handler).words
+def _with_slots(need: Need, words: str) -> Need:
     pace = need.evidence and f". {need.evidence[:1].upper()}{need.evidence[1:]}"
     return replace(need, evidence=f"{words}{pace}") if words else need
 

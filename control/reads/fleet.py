@@ -3,7 +3,7 @@
 The measurements are the statements of the scheduler's metrics, so that a page and a gauge show the same number.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, cast
@@ -149,9 +149,18 @@ class AbleExecutors:
 
 def able_executors(connection: Conn, queue: str, handler: str) -> AbleExecutors:
     """Return the live executors that can run a handler of a queue, with their slots."""
+    [found] = able_of_each(connection, [(queue, handler)])
+    return found
+
+
+def able_of_each(connection: Conn, handlers: Iterable[tuple[str, str]]) -> list[AbleExecutors]:
+    """Return the live executors that can run each of these handlers, behind its queue."""
     live = [each for each in list_executors(connection, limit=_EXECUTORS) if not (each.is_silent or each.stopping)]
-    able = [each for each in live if queue in each.queues and handler in each.handlers]
-    return use_of(able, count_runs(connection))
+    runs = count_runs(connection)
+    return [
+        use_of([each for each in live if queue in each.queues and handler in each.handlers], runs)
+        for queue, handler in handlers
+    ]
 
 
 def use_of(able: Sequence[ExecutorSummary], runs: Mapping[UUID, int]) -> AbleExecutors:

@@ -17,6 +17,7 @@ from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import TenantQuery, read_query
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import (
+    REASON,
     SAMPLE,
     Dialog,
     Done,
@@ -41,7 +42,7 @@ from tidewheel.nouns.operation import Noun, Operation, Parameter, operations, pa
 from tidewheel.nouns.works.operations import KINDS, Changes, Work
 
 _LABELS = {"rate": "Rate limit (per second)"}
-_HELPS = {"rate": "Leave empty for no limit.", "reason": "Kept in the audit log."}
+_HELPS = {"rate": "Leave empty for no limit.", "reason": REASON.help}
 _UNBOUNDED = FieldError("", "more than 10,000 match, too many for one page", "choose a job or a shorter time")
 
 

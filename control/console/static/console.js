@@ -13,7 +13,8 @@ function made(tag, attributes = {}, ...children) {
 
 // Of a read only a part is shown: the message of an action waits for the page that shows it.
 async function page(address, options = { headers: { "Tidewheel-Part": "1" } }) {
-  const answer = await fetch(address, { cache: "no-store", signal: AbortSignal.timeout(10000), ...options }), text = await answer.text();
+  const answer = await fetch(address, { cache: "no-store", signal: AbortSignal.timeout(10000), ...options });
+  const text = await answer.text();
   if (!(answer.headers.get("content-type") || "").startsWith("text/html")) throw new TypeError("no page");
   return { answer, body: new DOMParser().parseFromString(text, "text/html") };
 }
@@ -35,7 +36,9 @@ function sameShape(old, fresh) {
 }
 
 function takeAttributes(old, fresh) {
-  for (const { name, value } of [...fresh.attributes]) if (name !== "open" && old.getAttribute(name) !== value) old.setAttribute(name, value);
+  for (const { name, value } of [...fresh.attributes]) {
+    if (name !== "open" && old.getAttribute(name) !== value) old.setAttribute(name, value);
+  }
   for (const { name } of [...old.attributes]) if (name !== "open" && !fresh.hasAttribute(name)) old.removeAttribute(name);
 }
 
@@ -82,7 +85,10 @@ function morphRows(old, fresh) {
   }
   button.hidden = added === 0;
   button.textContent = `${added === rows.length ? `${added}+` : added} new`;
-  button.onclick = () => { takeRows(old, rows); button.remove(); };
+  button.onclick = () => {
+    takeRows(old, rows);
+    button.remove();
+  };
 }
 
 function swap(body) {
@@ -696,7 +702,8 @@ function begin(answered = false) {
   for (const tab of $$(".tabs [aria-current]")) tab.closest(".tabs").scrollLeft = tab.offsetLeft - 48; // on a phone
   const field = $(".ask input[name=q]");
   if (field) for (const [name, value] of [["role", "combobox"], ["aria-expanded", "false"], ["aria-controls", "ask-list"], ["aria-autocomplete", "list"]]) field.setAttribute(name, value);
-  [live.at, live.heard] = [new Date(), performance.now()];
+  live.at = new Date();
+  live.heard = performance.now();
   live.hiding = document.hidden ? 1 : 0;
   openLive();
   indicate();

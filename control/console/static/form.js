@@ -23,10 +23,13 @@ async function check(form) {
   } catch { /* the next letter, or the button, sends the form again */ }
 }
 
-const isTyped = (form) => [...form.elements].some((each) => each.defaultValue !== undefined && (each.value !== each.defaultValue || each.checked !== each.defaultChecked));
+const isTyped = (field) => field.defaultValue !== undefined && (field.value !== field.defaultValue || field.checked !== field.defaultChecked);
 
 function settle() { // nothing typed is nothing to save; but a draft may be taken back
-  for (const save of document.querySelectorAll("#spec [value=save]")) save.disabled = save.form.querySelector("#check [data-unchanged]") && !save.form.querySelector(".draft") && !isTyped(save.form);
+  for (const save of document.querySelectorAll("#spec [value=save]")) {
+    const isSame = save.form.querySelector("#check [data-unchanged]") !== null;
+    save.disabled = isSame && save.form.querySelector(".draft") === null && ![...save.form.elements].some(isTyped);
+  }
 }
 
 settle();

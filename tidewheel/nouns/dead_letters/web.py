@@ -1,8 +1,9 @@
 """Dead letters on the web: the pages, and the one answer that REST has in a form of its own."""
 
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from datetime import datetime
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -161,24 +162,21 @@ def _redrives(connection: Connection) -> Sequence[Work]:
 def _redrive_of(redrives: Sequence[Work], found: DeadLetterGroup | DeadLetterSummary) -> Work | None:
     """Return the redrive under way whose filter has these dead letters; None without one."""
     named = dict(group_filters(found) or {})
-    times = (found.first_at, found.last_at) if isinstance(found, DeadLetterGroup) else (found.created_at,) * 2
-    first, last = map(format_timestamp, times)
+    times = (found.first_at, found.last_at) if isinstance(found, DeadLetterGroup) else (found.created_at,)
+    having = (work for work in redrives if _narrowing(work.filter).items() <= named.items() and _spans(work, times))
+    return next(having, None)
 
-    def has_all(work: Work) -> bool:
-        given = work.filter
-        return (
-            _narrowing(given).items() <= named.items()
-            and str(given.get("since", last)) <= first
-            and last <= str(given.get("until", ""))
-        )
 
-    return next(filter(has_all, redrives), None)
+def _spans(work: Work, times: Iterable[datetime]) -> bool:
+    """Return True if dead letters of these times are within the span of a redrive."""
+    since, until = (str(work.filter.get(name, "")) for name in ("since", "until"))
+    return all(since <= at <= until for at in map(format_timestamp, times))
 
 
 def _under_way(connection: Connection, given: Mapping[str, Any], first: Sequence[DeadLetterSummary]) -> Sequence[Work]:
-    """Return the redrives under way with dead letters of another one.
+    """Return the redrives under way with dead letters of another one, by the times of those in its dialog.
 
-    It has the times of all that the dialog shows; of ids or of a span it is one that has these.
+    Of ids, and of dead letters since an instant, only one that has all that the dialog shows.
     """
     running = _redrives(connection)
     if given.get("ids") or given.get("since"):
@@ -187,12 +185,11 @@ def _under_way(connection: Connection, given: Mapping[str, Any], first: Sequence
     named = {"job" if name == "key" else name: value for name, value in given.items()}
     asked = _narrowing({**named, "kind": given.get("kind") or "run"})
     found = [(work, _narrowing(work.filter)) for work in running]
-    times = [format_timestamp(each.created_at) for each in first]
+    times = [each.created_at for each in first]
     return [
         work
         for work, its in found
-        if (its.items() <= asked.items() or asked.items() <= its.items())
-        and all(str(work.filter.get("since", at)) <= at <= str(work.filter.get("until", "")) for at in times)
+        if (its.items() <= asked.items() or asked.items() <= its.items()) and _spans(work, times)
     ]
 
 
