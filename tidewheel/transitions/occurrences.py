@@ -226,12 +226,3 @@ def parents_first(nodes: Mapping[UUID, Node]) -> dict[UUID, Node]:
             if not waits[child]:
                 ready.append(child)
     return {job: nodes[job] for job in ready}
-
-
-def children_of(nodes: Iterable[Node]) -> dict[UUID, list[UUID]]:
-    """Return the children of each job."""
-    found: defaultdict[UUID, list[UUID]] = defaultdict(list)
-    for node in nodes:
-        for parent in node.parents:
-            found[parent].append(node.job_id)
-    return dict(found)
