@@ -14,13 +14,14 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
+from tidewheel.executor.early import EarlyMessages
 from tidewheel.executor.offsets import Offsets
 from tidewheel.executor.run_messages import BatchClaimer, ClaimResult, FetchedMessage, without_errors
 from tidewheel.executor.slots import Slots
@@ -36,6 +37,8 @@ _FULL_SECONDS = 0.5  # between two checks while no slot is free
 _PAUSE_AFTER_SECONDS = 10.0  # if the sweep comes less often: the group requires polls, and a pause allows empty ones
 _LINGER_SECONDS = 0.002
 _MIN_ROUND_SECONDS = 0.010  # between two claims without a backlog: one costs as much as dozens of its runs
+# Where messages come early, also by the runs of the first of the two: no relay has gathered what is due now.
+_ROUND_SECONDS_PER_RUN, _MAX_ROUND_SECONDS = 0.000_4, 0.050
 _HALF_SECONDS = 0.02  # during a backlog: the queued attempts are worked off in about this time
 _MAX_CLAIMS = 1000  # claims in one transaction; of 200 each costs PostgreSQL 6 us more
 _BURST_CLAIMS = 100  # in one transaction, which a flow of some thousand runs a second does not reach
@@ -64,6 +67,7 @@ class LaneConsumer:
         slots: Slots,
         max_wait: timedelta,
         overloaded: Callable[[], bool],
+        database_now: Callable[[], datetime],
         stop: Shutdown,
     ) -> None:
         self._max_wait_seconds = max_wait.total_seconds()
@@ -74,8 +78,9 @@ class LaneConsumer:
         self._pending: _PendingClaim | None = None
         self._claiming = ThreadPoolExecutor(1, thread_name_prefix=f"claim-{lane}")
         self._last_claim_failed = False
-        self._claim_started = 0.0
-        self._offsets = Offsets(consumer, topic)
+        self._claim_started, self._round_seconds = 0.0, _MIN_ROUND_SECONDS
+        self._early = EarlyMessages(database_now)
+        self._offsets = Offsets(consumer, topic, self._early.first_offsets)
         self._paused = False
         self._last_poll_empty, self._has_backlog = True, False
         self._burst_until = 0.0
@@ -140,7 +145,8 @@ class LaneConsumer:
             self._fetched = self._poll(_POLL_SECONDS if self._pending is None else 0)
             self._fetched_since = monotonic_seconds()
             if self._fetched and not self._has_backlog:
-                self._stop.wait(max(self._claim_started + _MIN_ROUND_SECONDS - self._fetched_since, 0.0))
+                pause = self._round_seconds if len(self._early) else _MIN_ROUND_SECONDS
+                self._stop.wait(max(self._claim_started + pause - self._fetched_since, 0.0))
         if not self._fetched:
             self._finish_claim()
             self._last_claim_failed = False  # the messages of a failed claim belong to another member now
@@ -203,18 +209,27 @@ class LaneConsumer:
         self._fetched = self._fetched + more
 
     def _poll(self, seconds: float) -> list[FetchedMessage]:
+        seconds = self._early.seconds_left(seconds)
+        if self._early.full:
+            self._stop.wait(seconds)
+            return self._early.exchange(())
         message = self._consumer.poll(seconds)
         self._last_poll_empty = message is None or message.error() is not None
         found = [] if message is None else self._offsets.step_over([message])
-        return self._claimer.decode(without_errors(found, self._topic))
+        kept = len(self._early)
+        due = self._early.exchange(self._claimer.decode(without_errors(found, self._topic)))
+        if len(self._early) > kept:
+            due += self._consume(_MAX_CLAIMS)  # more of them: each alone would cost a cycle
+        return due
 
     def _consume(self, limit: int) -> list[FetchedMessage]:
         held = [each.message for each in self._fetched]
         found = self._offsets.step_over(consume_batch(self._consumer, limit, held, queued=RUNS_QUEUED))
-        return self._claimer.decode(without_errors(found, self._topic))
+        return self._early.exchange(self._claimer.decode(without_errors(found, self._topic)))
 
     def _start_claim(self, end: int, taken: int, real: int) -> None:
         self._claim_started = monotonic_seconds()
+        self._round_seconds = min(max(taken * _ROUND_SECONDS_PER_RUN, _MIN_ROUND_SECONDS), _MAX_ROUND_SECONDS)
         batch = self._fetched[:end]
         claim = partial(self._claimer.claim, batch, real=real)
         self._pending = _PendingClaim(batch, taken, claim)
@@ -287,6 +302,7 @@ class LaneConsumer:
     def _drop(self, partitions: Sequence[TopicPartition]) -> None:
         gone = {partition.partition for partition in partitions}
         self._offsets.drop(gone)
+        self._early.drop(gone)
         self._fetched = [each for each in self._fetched if each.message.partition() not in gone]
         if self._pending is not None:
             self._pending.batch = [each for each in self._pending.batch if each.message.partition() not in gone]

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 
 from tidewheel.executor.consume import LaneConsumer
@@ -34,6 +34,7 @@ class Lanes:
         slots: Slots,
         max_wait: timedelta,
         overloaded: Callable[[Lane], bool],
+        database_now: Callable[[], datetime],
         stop: Shutdown,
     ) -> Sequence[LaneConsumer]:
         """Return a consumer for each topic, none of them started."""
@@ -50,6 +51,7 @@ class Lanes:
                     slots=slots,
                     max_wait=max_wait,
                     overloaded=partial(overloaded, lane),
+                    database_now=database_now,
                     stop=stop,
                 )
             )

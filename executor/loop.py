@@ -92,7 +92,7 @@ class Executor:
             second_session=Session(url, "tidewheel-executor-complete-2", options=UNIFORM),
             log=EndLog(all_ends=settings.log_runs, errors=settings.log_errors),
         )
-        self._keys = MessageKeys()
+        self._keys, self._skew = MessageKeys(), ClockSkew(settings.max_clock_skew)
         self._check = MessageCheck(self._keys, settings.message_signatures, key_look_up(url, self._keys))
         self._heartbeat = self._make_heartbeat(handlers)
         self._reaper = Reaper(
@@ -111,7 +111,12 @@ class Executor:
             lambda: self._notifier.notify(Channel.OUTBOX),
         )
         self._consumers = lanes.consumers(
-            self._batch_claimer, slots=self._slots, max_wait=settings.sweep, overloaded=self._overloaded, stop=stop
+            self._batch_claimer,
+            slots=self._slots,
+            max_wait=settings.sweep,
+            overloaded=self._overloaded,
+            database_now=self._skew.database_reached,
+            stop=stop,
         )
         self._sweep = self._make_sweep()
         self._watchdog = Watchdog(settings.stall_after, self._release_not_started)
@@ -292,7 +297,7 @@ class Executor:
             on_signal=self._on_signal,
             busy=lambda: bool(self._running),
             keys=self._keys,
-            skew=ClockSkew(self._settings.max_clock_skew),
+            skew=self._skew,
             on_entry=partial(record_payload_schemas, schemas=payload_schemas(handlers)),
             on_reentry=self._on_reentry,
         )

@@ -10,7 +10,7 @@ sweep finds their runs. A commit after a claim has no count.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
@@ -28,8 +28,8 @@ _MAX_UNMOVED = 2  # assignments without progress; an honest start commits within
 class Offsets:
     """The offsets of one topic; for one thread and the callbacks of its polls."""
 
-    def __init__(self, consumer: Consumer, topic: str) -> None:
-        self._consumer, self._topic = consumer, topic
+    def __init__(self, consumer: Consumer, topic: str, kept: Callable[[], Mapping[int, int]] = dict) -> None:
+        self._consumer, self._topic, self._kept = consumer, topic, kept
         self._noted: dict[int, int] = {}  # of the assigned partitions
         self._uncommitted: set[int] = set()
         self._unreadable: dict[int, tuple[int, int]] = {}  # by partition: a batch's first offset, and the last step
@@ -125,7 +125,10 @@ class Offsets:
         if not uncommitted:
             return
         self._committed_at = monotonic_seconds()
-        offsets = [TopicPartition(self._topic, partition, self._noted[partition]) for partition in sorted(uncommitted)]
+        kept = self._kept()
+        ends = {each: min(self._noted[each], kept.get(each, self._noted[each])) for each in sorted(uncommitted)}
+        self._uncommitted |= {each for each, end in ends.items() if end < self._noted[each]}
+        offsets = [TopicPartition(self._topic, partition, end) for partition, end in ends.items()]
         try:
             self._consumer.commit(offsets=offsets, asynchronous=True)
         except KafkaException as error:

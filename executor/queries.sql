@@ -3,9 +3,10 @@
 -- Index: executors_pkey.
 -- Lock: its own row, not the row's key, so that claims continue.
 INSERT INTO executors (
-    executor_id, name, queues, handlers, slots, group_protocol, lease, heartbeat_count, last_heartbeat_at, started_at, stopping)
+    executor_id, name, queues, handlers, slots, group_protocol, lease, heartbeat_count, last_heartbeat_at, started_at, stopping,
+    keeps_early)
 VALUES (%(executor_id)s, %(name)s, %(queues)s, %(handlers)s, %(slots)s, %(group_protocol)s, %(lease)s, 0, tidewheel_now(),
-        tidewheel_now(), %(stopping)s)
+        tidewheel_now(), %(stopping)s, true)
 ON CONFLICT (executor_id) DO UPDATE
    SET heartbeat_count = executors.heartbeat_count + 1, last_heartbeat_at = tidewheel_now(), stopping = %(stopping)s
 RETURNING last_heartbeat_at, heartbeat_count

@@ -23,7 +23,7 @@ from tests.fixtures.services import until
 from tests.fixtures.stale_coordinator import StaleCoordinator
 from tests.relay.topics import make_topics
 from tidewheel.clock import monotonic_seconds
-from tidewheel.executor import completer, consume, offsets
+from tidewheel.executor import completer, consume, early, offsets
 from tidewheel.executor.lanes import choose_lanes
 from tidewheel.executor.offsets import Offsets
 from tidewheel.executor.run_messages import BatchClaimer, ClaimResult, FetchedMessage
@@ -68,6 +68,45 @@ def test_stale_message_does_not_replace_the_current_one(executing: Executing) ->
         ended = executing.ended(run_id)
     assert (ended.state, ended.attempt) == ("succeeded", 2)
     assert executing.database.attempts(run_id) == [(1, "released"), (2, "succeeded")]
+
+
+def test_message_that_comes_early_waits_for_its_run(executing: Executing) -> None:
+    """Later ones pass it. Until its claim no offset moves past it, so another member would read it again."""
+    executing.with_topics()
+    topic = executing.topics.runs("default", "standard")
+    with executing.running(**NO_SWEEP):
+        first = executing.trigger("acts.echo", 1)
+        executing.publish(first)
+        assert executing.ended(first).state == "succeeded"
+        waiting = executing.database.trigger("acts.echo-[]", payload=2, delay="3s")
+        [(due,)] = executing.database.rows("SELECT publish_at FROM job_runs WHERE run_id = %s", [waiting])
+        executing.publish(waiting)
+        later = executing.trigger("acts.echo", 3)
+        executing.publish(later)
+        passed = executing.ended(later)
+        assert passed.finished_at is not None
+        assert passed.finished_at < due
+        assert committed(executing.kafka, topic) <= 1
+        ended = executing.ended(waiting)
+        until(lambda: committed(executing.kafka, topic) == 3, "all offsets are committed")
+    assert ended.state == "succeeded"
+    assert ended.claimed_from != "sweep"
+    assert ended.started_at is not None
+    assert ended.started_at >= due
+
+
+def test_full_store_of_early_messages_delays_none(executing: Executing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(early, "_MOST", 2)
+    executing.with_topics()
+    with executing.running(**NO_SWEEP):
+        first = executing.trigger("acts.echo", 0)
+        executing.publish(first)
+        assert executing.ended(first).state == "succeeded"
+        waiting = [executing.database.trigger("acts.echo-[]", payload=number, delay="2s") for number in range(6)]
+        executing.publish(*waiting)
+        ended = [executing.ended(run_id) for run_id in waiting]
+    assert {each.state for each in ended} == {"succeeded"}
+    assert "sweep" not in {each.claimed_from for each in ended}
 
 
 def test_queue_without_topics_leaves_the_group_protocol_to_the_others(info: StackInfo) -> None:
@@ -347,6 +386,18 @@ def test_older_message_does_not_lower_an_offset(reading: Reading) -> None:
     reading.note((0, 1, 2))  # one that was left before
     reading.offsets.commit()
     until(lambda: reading.committed() == [5, None], "the newest is committed")
+
+
+def test_offset_stays_before_a_message_that_waits(reading: Reading) -> None:
+    kept = {0: 2}
+    guarded = Offsets(reading.client, reading.topic, lambda: kept)
+    guarded.assign([0, 1])
+    guarded.note([*reading.fetched[0][:6], *reading.fetched[1][:6]])
+    guarded.commit()
+    until(lambda: reading.committed() == [2, 6], "the first of them is not passed")
+    kept.clear()
+    guarded.commit()
+    until(lambda: reading.committed() == [6, 6], "the rest follows")
 
 
 def test_revoked_partition_is_not_committed(reading: Reading) -> None:

@@ -22,11 +22,22 @@ class ClockSkew:
         self._warned = False
         self._warning = threading.Lock()
         self._skew = timedelta(0)
+        self._reached: tuple[datetime, float] | None = None  # an instant that the database's clock had reached then
         metrics.set("max_clock_skew_seconds", limit.total_seconds())
 
     def database_now(self) -> datetime:
         """Return the time of the database's clock, by the last reading; for measurements only."""
         return self._clock.now() - self._skew
+
+    def database_reached(self) -> datetime:
+        """Return the latest instant that the database's clock has certainly reached.
+
+        The readings do not show a clock that has gone back since the last of them.
+        """
+        if self._reached is None:
+            return self._clock.now()
+        instant, at = self._reached
+        return instant + timedelta(seconds=monotonic_seconds() - at)
 
     def record(self, instant: datetime, *, since: float) -> None:
         """Record one reading of the database's clock.
@@ -37,7 +48,11 @@ class ClockSkew:
 
         Source: RFC 5905 "Network Time Protocol Version 4", section 8, for a server that answers in no time.
         """
-        bound = timedelta(seconds=max(monotonic_seconds() - since, 0.0) / 2)
+        now = monotonic_seconds()
+        bound = timedelta(seconds=max(now - since, 0.0) / 2)
+        # The clock showed the instant when the statement was sent at the earliest, and now at the latest.
+        known = self.database_reached() if self._reached else instant
+        self._reached = min(max(known, instant), instant + 2 * bound), now
         if bound > self._limit:
             return  # the statement waited: the reading is less exact than the limit
         self._skew = skew = self._clock.now() - bound - instant

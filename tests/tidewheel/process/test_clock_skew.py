@@ -6,6 +6,8 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
 from tests.fixtures.database import ClockedDatabase
@@ -14,6 +16,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.executor.lease import Heartbeat
 from tidewheel.membership import Membership
 from tidewheel.message_signatures import MessageKeys
+from tidewheel.process import clock_skew
 from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.service import Shutdown
 from tidewheel.transitions.cancellation import Signal
@@ -51,6 +54,30 @@ def test_skew_subtracts_half_of_the_round_trip_as_its_error() -> None:
     see(ClockSkew(MAX_SKEW, StoppedClock(NOON)), NOON - timedelta(seconds=1), took=2.0)
     assert measured() == pytest.approx(0.0, abs=0.05)
     assert measured("clock_skew_bound_seconds") == pytest.approx(1.0, abs=0.05)
+
+
+@given(st.lists(st.tuples(st.floats(0, 30), st.floats(0, 3), st.floats(0, 3)), min_size=1, max_size=20))
+def test_reached_instant_is_never_ahead_of_the_databases_clock(readings: list[tuple[float, float, float]]) -> None:
+    """Pauses, and how long each statement and its answer took: the reading lies between the two."""
+    skew, seconds = ClockSkew(MAX_SKEW, StoppedClock(NOON)), 1000.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clock_skew, "monotonic_seconds", lambda: seconds)
+        for pause, there, back in readings:
+            sent = seconds = seconds + pause
+            read = sent + there
+            seconds = read + back
+            skew.record(NOON + timedelta(seconds=read), since=sent)
+            assert skew.database_reached() <= NOON + timedelta(seconds=seconds + 1e-5)
+        fastest = min(back for _, _, back in readings)
+        seconds += 1.0
+        assert skew.database_reached() >= NOON + timedelta(seconds=seconds - fastest - 1e-5)
+
+
+def test_reached_instant_follows_a_clock_that_is_set_back() -> None:
+    skew = ClockSkew(MAX_SKEW, StoppedClock(NOON))
+    see(skew, NOON)
+    see(skew, NOON - timedelta(hours=1))
+    assert skew.database_reached() <= NOON - timedelta(minutes=59)
 
 
 def test_delayed_statement_measures_no_skew() -> None:
