@@ -102,9 +102,7 @@ class HoldBack:
         for topic, of_topic in by_topic.items():
             if not topic.startswith(self._prefix):
                 continue
-            window = self._windows.get(topic)
-            if window is None:
-                window = self._windows[topic] = Window(now)
+            window = self._window(topic, now)
             counts = window.seconds_to_count(now, held=False) == 0.0
             if counts:
                 self._count(topic)
@@ -118,6 +116,30 @@ class HoldBack:
             else:
                 exceeding.add(topic)
         return exceeding
+
+    def early_room(self, topic: str, rows: int, *, slots: int) -> int:
+        """Return how many of so many rows may leave before they are due, for executors with so many slots."""
+        now = monotonic_seconds()
+        window = self._window(topic, now)
+        most = int(slots * len(self._slices) / SLICES)
+        counts = window.seconds_to_count(now, held=False) == 0.0
+        if counts:
+            self._count(topic)
+        room = window.takes_early(rows, most, now)
+        if room < rows and not counts:
+            self._count(topic)
+            room = window.takes_early(rows, most, now)
+        return room
+
+    def record_early(self, topic: str, rows: Sequence[DueRow], clock: datetime) -> None:
+        """Record rows that leave before they are due, by the database's clock."""
+        _record(self._windows[topic], rows, monotonic_seconds(), clock)
+
+    def _window(self, topic: str, now: float) -> Window:
+        window = self._windows.get(topic)
+        if window is None:
+            window = self._windows[topic] = Window(now)
+        return window
 
     def hold(self, topic: str, lane: OutboxLane) -> None:
         """Hold a topic back."""
@@ -185,6 +207,7 @@ class HoldBack:
 
     def _count(self, topic: str) -> None:
         window, held, now = self._windows[topic], topic in self._held, monotonic_seconds()
+        window.settle(now)
         queue, _ = self._queue_and_lane(topic)
         with self._session.transaction() as connection:
             executors = connection.execute(_COUNT_EXECUTORS, {"queue": queue}, binary=True).fetchall()
@@ -236,10 +259,11 @@ def _run_id_of(key: bytes) -> UUID | None:
         return None
 
 
-def _record(window: Window, rows: Sequence[DueRow], now: float) -> None:
+def _record(window: Window, rows: Sequence[DueRow], now: float, clock: datetime | None = None) -> None:
+    """Record rows that leave now; with the database's clock, rows that are not due yet."""
     sample = [
-        (key, row[PUBLISH_AT])
-        for row in rows[:: window.stride]
+        (key, row[PUBLISH_AT], now if clock is None else now + (row[PUBLISH_AT] - clock).total_seconds())
+        for row in rows[:: window.stride if clock is None else window.early_stride]
         if (key := row[KEY]) is not None and len(key) == _RUN_ID_LENGTH
     ]
     window.publish(sample, now, runs=len(rows))

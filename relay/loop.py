@@ -37,6 +37,7 @@ from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Shutdown, run_loop
+from tidewheel.relay.ahead import Ahead
 from tidewheel.relay.group_lag import GroupLag
 from tidewheel.relay.outbox_rows import (
     FAILED_SECONDS,
@@ -177,10 +178,16 @@ class Relay:
             stop=stop,
             keep_alive=self._slices.keep,
         )
-        fair_prefix = self._runs_prefix if settings.fairness == "on" else None
-        self._reader = Reader(url, settings.relay_batch, fair_prefix=fair_prefix, member_id=self._membership.member_id)
-        self._deleter = Deleter(url)
         topics = Topics(settings.topic_prefix)
+        fair_prefix = self._runs_prefix if settings.fairness == "on" else None
+        self._reader = Reader(
+            url,
+            settings.relay_batch,
+            fair_prefix=fair_prefix,
+            member_id=self._membership.member_id,
+            ahead=Ahead(topics, self._skew.database_reached),
+        )
+        self._deleter = Deleter(url)
         self._expired_replies = ExpiredReplies(url, topics.replies_of(""))
         self._group_lag = GroupLag(kafka, topics)
         self._sent: Batch | None = None
@@ -311,7 +318,7 @@ def _observe(batch: Batch, published: Published, now: datetime) -> None:
     late: defaultdict[OutboxLane, list[float]] = defaultdict(list)
     lanes = [lane for _, lane in batch.pairs]
     for row in published.acknowledged:
-        late[lanes[row[PAIR_INDEX] - 1]].append((now - row[PUBLISH_AT]).total_seconds())
+        late[lanes[row[PAIR_INDEX] - 1]].append(max((now - row[PUBLISH_AT]).total_seconds(), 0.0))
     for lane, seconds in late.items():
         metrics.observe("lateness_seconds", seconds, "event" if lane is OutboxLane.EVENTS else "acknowledged", lane)
 

@@ -187,6 +187,7 @@ class RowRange:
     """A range of outbox rows: of each slice and lane those after a position, up to another one.
 
     A missing slice and lane is read from the very start, and as far as rows are due. Rows in flight are not read again.
+    Of `early_topics` the rows are read too that are due so far ahead.
     """
 
     limits: Mapping[Pair, int]
@@ -194,6 +195,8 @@ class RowRange:
     upto: Mapping[Pair, OutboxPosition] = field(default_factory=dict[Pair, OutboxPosition])
     paused: Sequence[str] = ()
     in_flight: Ids = field(default_factory=lambda: ids(()))
+    ahead: Mapping[OutboxLane, timedelta] = field(default_factory=dict[OutboxLane, timedelta])
+    early_topics: Sequence[str] = ()
 
 
 def due_rows(
@@ -210,6 +213,8 @@ def due_rows(
         "limits": arrays.integers(row_range.limits[pair] for pair in pairs),
         "backed_off": list(row_range.paused),
         "in_flight": row_range.in_flight,
+        "ahead": [row_range.ahead.get(lane, timedelta(0)) for _, lane in pairs],
+        "early_topics": list(row_range.early_topics),
     }
     if not quick:
         return stream_rows(connection, _READ_OUTBOX, columns, room)

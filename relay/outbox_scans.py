@@ -34,6 +34,7 @@ from tidewheel.postgres.low_water import LATE_COMMIT, FullScanPacer
 from tidewheel.postgres.session import Session, is_time_limit
 from tidewheel.postgres.session_kinds import BackgroundQuery
 from tidewheel.postgres.statements import Statements
+from tidewheel.relay.ahead import AHEAD
 from tidewheel.relay.outbox_rows import (
     BEGINNING,
     MAX_BYTES,
@@ -140,7 +141,7 @@ class OutboxMarks:
         A mark moves back only for the pairs in `back`: their scan was cut short.
         """
         for pair, (publish_at, row_id) in batch.last():
-            mark = (publish_at, row_id) if publish_at <= safe else (max(safe, publish_at - LATE_COMMIT), 0)
+            mark = (publish_at, row_id) if publish_at <= safe else (max(safe, publish_at - AHEAD - LATE_COMMIT), 0)
             self.read[pair] = mark if pair in back else max(mark, self.read[pair])
 
     def set_empty(self, pair: Pair, safe: OutboxPosition) -> None:

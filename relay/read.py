@@ -25,6 +25,7 @@ from tidewheel.postgres.low_water import LATE_COMMIT, FullScanPacer
 from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.fallbacks import Step, work
+from tidewheel.relay.ahead import Ahead
 from tidewheel.relay.hold_back import HoldBack
 from tidewheel.relay.outbox_rows import (
     BEGINNING,
@@ -66,14 +67,24 @@ _MARKS_SECONDS = 1.0  # the longest delay of a read by the search for the first 
 class Reader:
     """Reads due rows of the slices that this relay holds."""
 
-    def __init__(self, url: str, limit: int, *, fair_prefix: str | None = None, member_id: UUID | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        limit: int,
+        *,
+        fair_prefix: str | None = None,
+        member_id: UUID | None = None,
+        ahead: Ahead | None = None,
+    ) -> None:
         """Create a reader, which connects at the first read.
 
-        Topics of the fair prefix may be held back. The relay of this id reports what it holds back.
+        Topics of the fair prefix may be held back. The relay of this id reports what it holds back. Without `ahead` no
+        run leaves before it is due.
         """
         self._session = Session(url, "tidewheel-relay", options=SESSION_OPTIONS, autocommit=True)
         self._limit = limit
         self._hold_back = None if fair_prefix is None else HoldBack(self._session, url, fair_prefix, member_id)
+        self._ahead = ahead or Ahead(None, lambda: BEGINNING[0])
         self._marks = OutboxMarks()
         self._unacknowledged: list[Batch] = []
         self._full_scans = FullScanPacer(at_once=False)
@@ -102,15 +113,18 @@ class Reader:
         before = dict(self._marks.read)
         late = self._late_rows(pairs, paused)
         limits = self._limits(held)
+        self._ahead.refresh(self._session)
+        reach, began = self._ahead.reach(), self._ahead.now()
         row_range = RowRange(limits, paused=paused, in_flight=ids([*in_flight, *late]))
         full_scan = self._begin_scan(pairs, row_range)
-        quick = self._was_small and not (full_scan or late) and len(in_flight) <= QUICK_ROWS
+        quick = self._was_small and not (full_scan or late or reach) and len(in_flight) <= QUICK_ROWS
         if quick:
             limits = {
                 pair: min(limit, max(QUICK_ROWS // len(limits), _MIN_QUICK_ROWS)) for pair, limit in limits.items()
             }
         if not full_scan:
-            row_range = replace(row_range, limits=limits, after=self._marks.read)
+            early = [*self._ahead.slots] if reach else []
+            row_range = replace(row_range, limits=limits, after=self._marks.read, ahead=reach, early_topics=early)
         with self._session.transaction() as connection:
             now = read_now(connection) if self._was_full else BEGINNING[0]
             rows, room = due_rows(connection, pairs, row_range, quick=quick)
@@ -128,6 +142,8 @@ class Reader:
         if full_scan:
             self._full_scans.finish()
             self._marks.scanned |= self._marks.read
+        else:
+            self._ahead.read(reach, began, {lane for _, lane in cut_short})
         if late:
             rows = sorted([*late, *rows], key=_position)
             batch = Batch(rows, pairs, counts_of(rows, pairs), full=True)
@@ -157,7 +173,8 @@ class Reader:
         room: int,
     ) -> Batch:
         """Return the batch without rows that exceed their window, and with what held topics may send."""
-        pairs, rows = batch.pairs, batch.rows
+        pairs = batch.pairs
+        rows, early = self._ahead.split(batch.rows)
         exceeding = hold_back.exceeding(rows) if rows else set[str]()
         for topic in exceeding:
             left = [row for row in rows if row[TOPIC] == topic]
@@ -167,14 +184,31 @@ class Reader:
             hold_back.start_at(topic, self._marks.paused_at(topic))
         if exceeding:
             rows = [row for row in rows if row[TOPIC] not in exceeding]
+        for topic, of_topic in early.items():
+            rows = [*rows, *self._leaving_early(hold_back, topic, of_topic, pairs)]
         most = int(self._limit * _WEIGHTS[OutboxLane.STANDARD])
         taken, ended = hold_back.take(pairs, stopped, [*in_flight, *rows], most, room)
         for topic, marks in ended.items():
             self._marks.resume_at(topic, marks)
-        if not taken and not exceeding:
+        if not taken and len(rows) == len(batch.rows):
             return batch
         rows = sorted([*rows, *taken], key=_position)
         return Batch(rows, pairs, counts_of(rows, pairs), full=batch.full)
+
+    def _leaving_early(
+        self, hold_back: HoldBack, topic: str, rows: Sequence[DueRow], pairs: Sequence[Pair]
+    ) -> Sequence[DueRow]:
+        """Return those rows of a topic that leave before they are due: the first ones."""
+        if topic in hold_back.topics():
+            return ()
+        count = hold_back.early_room(topic, len(rows), slots=self._ahead.slots[topic])
+        if count < len(rows):
+            rows = sorted(rows, key=position_of)
+            _, lane = pairs[rows[count][PAIR_INDEX] - 1]
+            self._ahead.left(lane, rows[count][PUBLISH_AT], all_of_them=not count)
+            rows = rows[:count]
+        hold_back.record_early(topic, rows, self._ahead.now())
+        return rows
 
     def earliest(
         self, held: Sequence[int], paused: list[str], *, all_read: bool = False
@@ -197,7 +231,8 @@ class Reader:
         due = {pair for pair, at in found.items() if at <= now}
         earliest: dict[str, datetime] = {}
         for (_, lane), at in found.items():
-            earliest[lane] = min(at, earliest.get(lane, at))
+            wakes_at = self._ahead.wakes_at(lane, at)
+            earliest[lane] = min(wakes_at, earliest.get(lane, wakes_at))
         safe = now - taken - LATE_COMMIT, 0
         for pair in pairs:
             self._marks.lower(pair, safe)  # a clock that is set back lowers the marks

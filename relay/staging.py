@@ -37,6 +37,7 @@ _FIRST = 16  # at the least, of a window that begins
 _FIRST_SLOTS = 128  # of idle executors that a window fills at first: a credit lets as many leave without a count
 _PER_EXECUTOR = 4  # a window of the fleet's slots would put a second filling of them in front of all others
 _LEAST = 4
+_EARLY_PER_SLOT = 50  # runs that leave before they are due: an idle executor starts so many of a burst in 0.4 s
 _SAMPLE = 256  # runs of a full window that are counted at the least; of a larger one each represents several
 _CREDIT_ROWS = 128.0  # published at once without a count
 _CREDIT_ROWS_PER_SECOND = 256.0
@@ -185,7 +186,7 @@ class Staging:
 class Unclaimed(NamedTuple):
     """A published run."""
 
-    sent: float  # the monotonic time at which it was published
+    sent: float  # the monotonic time at which it was published, or is due if that is later
     publish_at: datetime  # of its message: a later attempt of the run has a later one
     represents: float
 
@@ -196,6 +197,8 @@ class Window:
     def __init__(self, now: float) -> None:
         self.unclaimed: dict[bytes, Unclaimed] = {}
         self.size = 0
+        self._early: dict[bytes, Unclaimed] = {}  # published and not due yet
+        self._early_size, self._left_early = MOST, 0  # the bound of early runs, and those since the last count
         self._credit, self._credited_at = _CREDIT_ROWS, now
         self._counted_at = now
         self._strained = False  # at the last count runs had waited for long
@@ -213,18 +216,44 @@ class Window:
 
     def takes(self, rows: int, now: float) -> bool:
         """Return True if so many runs may be published now, by credit or by room."""
+        self.settle(now)
+        return self._spends(rows, now) or rows <= self.room()
+
+    def _spends(self, rows: int, now: float) -> bool:
         credit = min(self._credit + (now - self._credited_at) * _CREDIT_ROWS_PER_SECOND, _CREDIT_ROWS)
         self._credit, self._credited_at = credit, now
         if rows <= credit and not self._strained:
             self._credit -= rows
             return True
-        return rows <= self.room()
+        return False
 
-    def publish(self, sample: Sequence[tuple[bytes, datetime]], now: float, *, runs: int) -> None:
-        """Record that so many runs leave, by each `stride`-th of them."""
+    @property
+    def early_stride(self) -> int:
+        """The distance of the runs to record, among those that leave together before they are due."""
+        return max(self._early_size // _SAMPLE, 1)
+
+    def takes_early(self, rows: int, slots: int, now: float) -> int:
+        """Return how many of so many runs may be published before they are due, for so many slots."""
+        self.settle(now)
+        if self._spends(rows, now):
+            return rows
+        most = min(slots * _EARLY_PER_SLOT, self._early_size)
+        count = min(rows, max(most - round(_total(self._early) + _total(self.unclaimed)), 0))
+        self._left_early += count
+        return count
+
+    def settle(self, now: float) -> None:
+        """Count the early runs that have become due as unclaimed."""
+        for run_id in [run_id for run_id, one in self._early.items() if one.sent <= now]:
+            self.unclaimed[run_id] = self._early.pop(run_id)
+
+    def publish(self, sample: Sequence[tuple[bytes, datetime, float]], now: float, *, runs: int) -> None:
+        """Record that so many runs leave, by some of them: id, time, and when they leave or are due."""
         if sample:
             represents = runs / len(sample)
-            self.unclaimed.update((run_id, Unclaimed(now, publish_at, represents)) for run_id, publish_at in sample)
+            for run_id, publish_at, sent in sample:
+                recorded = self._early if sent > now else self.unclaimed
+                recorded[run_id] = Unclaimed(sent, publish_at, represents)
 
     def seconds_to_count(self, now: float, *, held: bool) -> float:
         """Return the seconds until the unclaimed runs should be counted again."""
@@ -266,12 +295,16 @@ class Window:
         age = now - min((one.sent for one in left.values()), default=now)  # with those that are forgotten now
         self.unclaimed = {run_id: one for run_id, one in left.items() if one.sent > since}
         self._strained = age > _LONG_SECONDS
-        before = self.size
+        before, early, self._left_early = self.size, self._left_early, 0
         if executors and not before:
             self.size = max(_FIRST, int(_PER_EXECUTOR * executors * share), int(min(slots, _FIRST_SLOTS) * share))
         else:
             quick = recorded > 0 and (ended >= recorded / 2 or published * running / recorded > slots)
             self.size = _next_size(before, published, _total(left), age, executors, share=share, held=held, quick=quick)
+        if self._strained:
+            self._early_size = max(self.size, _LEAST)
+        elif age < _SHORT_SECONDS and early >= self._early_size / 2:
+            self._early_size = min(self._early_size * 2, MOST)
         # Runs that left a moment ago may have been counted too early.
         self._grows = self.size > before or (0.0 < age < _SHORT_SECONDS)
         stands = recorded == len(self.unclaimed) and not self.room()

@@ -11,7 +11,7 @@ AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 def publish(window: Window, count: int, now: float) -> list[bytes]:
     runs = [f"{now}-{number}".encode() for number in range(count)]
-    window.publish([(run, AT) for run in runs[:: window.stride]], now, runs=count)
+    window.publish([(run, AT, now) for run in runs[:: window.stride]], now, runs=count)
     return runs
 
 
@@ -170,3 +170,43 @@ def test_count_that_came_too_early_is_repeated_at_once() -> None:
     assert window.seconds_to_count(0.03, held=True) < 0.05
     window.counted(waiting, 1, 0.2, share=1.0, held=True, slots=100)
     assert window.seconds_to_count(0.2, held=True) >= 0.1
+
+
+def leave_early(window: Window, count: int, now: float, *, due: float) -> list[bytes]:
+    runs = [f"{now}-{due}-{number}".encode() for number in range(window.takes_early(count, 10, now))]
+    window.publish([(run, AT, due) for run in runs[:: window.early_stride]], now, runs=len(runs))
+    return runs
+
+
+def test_early_runs_are_bounded_by_slots_and_fill_the_window_once_they_are_due() -> None:
+    window = Window(0.0)
+    window.counted([], 1, 0.0, share=1.0, held=False, slots=10)
+    early = leave_early(window, 2000, 0.0, due=1.0)
+    assert len(early) == 500
+    assert not leave_early(window, 2000, 0.1, due=1.0)
+    assert window.room() > 0, "they fill no window before they are due"
+    assert window.takes(10, 0.2)
+    assert not window.takes(500, 1.0)
+    assert window.room() == 0
+    window.counted([], 1, 1.1, share=1.0, held=False, slots=10)
+    assert len(leave_early(window, 2000, 1.2, due=2.0)) == 500, "all were claimed"
+
+
+def test_fewer_runs_leave_early_after_some_have_waited_for_long() -> None:
+    """A burst of a slow handler: until executors are quick again, as many leave early as the window has."""
+    window = Window(0.0)
+    window.counted([], 1, 0.0, share=1.0, held=False, slots=10)
+    early, now = leave_early(window, 2000, 0.0, due=1.0), 2.0
+    window.settle(now)
+    window.counted(early, 1, now, share=1.0, held=False, slots=10)
+    window.counted([], 1, now, share=1.0, held=False, slots=10)
+    sizes = list[int]()
+    for _ in range(8):
+        early = leave_early(window, 2000, now, due=now + 1.0)
+        sizes.append(len(early))
+        now += 1.05
+        window.settle(now)
+        window.counted([], 1, now, share=1.0, held=False, slots=10)
+    assert sizes[0] <= window.size
+    assert sizes == sorted(sizes)
+    assert sizes[-1] == 500, "each burst that executors took at once has doubled it"

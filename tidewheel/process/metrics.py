@@ -132,8 +132,8 @@ METRICS = (
             "stage",
             "lane",
         ),
-        "time from the instant at which a run is due to a stage: written (0 if ahead), acknowledged (by the "
-        "broker), claimed, started, ended; event: from a run's end to the broker's acknowledgement of its events",
+        "time from the instant at which a run is due to a stage: written and acknowledged by the broker (0 if ahead), "
+        "claimed, started, ended; event: from a run's end to the broker's acknowledgement of its events",
     ),
     Metric(
         "attempt_duration_seconds", Kind.HISTOGRAM, "seconds", ("lane",), "time from an attempt's start to its report"

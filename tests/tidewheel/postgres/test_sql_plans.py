@@ -298,6 +298,8 @@ def facts(loaded: Database, batches: Mapping[str, list[Any]]) -> dict[str, Any]:
         "job_id": jobs[0],
         "tenant": "default",
         "backed_off": [],
+        "ahead": [timedelta(seconds=1)] * len(pairs),
+        "early_topics": ["tidewheel.runs.standard"],
         "in_flight": [],
         "most_bytes": 1 << 24,
         "marks": [datetime(1970, 1, 1, tzinfo=UTC)] * len(pairs),
