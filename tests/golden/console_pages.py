@@ -20,13 +20,11 @@ _SELECTED = "/selected-jobs/{}?" + "&".join(f"job={job_id('default', key)}" for 
 _FURTHER: Mapping[str, str] = {
     "bulk-cancel": "/bulk/redrive/{redrive}/cancel",
     "bulk-resume": "/bulk/redrive/{redrive}/resume",
-    "doctor": "/fleet/doctor",
     "jobs-pause": _SELECTED.format("pause"),
     "jobs-resume": _SELECTED.format("resume"),
     "run-lines": "/runs/{hostile}/lines?attempt=1",
     "run-log": "/runs/{hostile}/log?attempt=1",
     "runs-retry": "/runs/retry?run={failed}&run={succeeded}",
-    "tenant-new": "/admin/new-tenant",
     "tenant-undelete": "/admin/tenants/acme/undelete",
     "thaw": "/thaw?scope=tenant&tenant=paused",
     "workflow-pause": "/workflows/{workflow}/pause",
@@ -56,9 +54,11 @@ _RULES: Sequence[tuple[str, str]] = (
 
 
 def page_texts(client: ApiClient, ids: Ids) -> Mapping[str, str]:
-    """Return the HTML of each page by the name of its file."""
+    """Return the HTML of each page by the name of its file; a page without ids needs no name."""
     every = {**paths(ids), **{name: path.format_map(ids) for name, path in _FURTHER.items()}}
-    missing = _routes_without(client.database, [*every.values(), _SIGN_IN]) - _NO_PAGES
+    others = _routes_without(client.database, [*every.values(), _SIGN_IN]) - _NO_PAGES
+    missing = {path for path in others if "{" in path}
+    every |= {path[1:].replace("/", "-"): path for path in others - missing}
     assert not missing, f"give a path of {missing} a name in `PAGES` of tests/control/console/seeded.py"
     with console(client.database) as stranger:
         found = {"sign-in": _text(stranger, _SIGN_IN, whole=False)}

@@ -30,7 +30,7 @@ from typing import (
 )
 from uuid import UUID
 
-from pydantic import Field, GetPydanticSchema, SkipValidation, create_model
+from pydantic import Field, create_model
 from pydantic.fields import FieldInfo
 
 from tidewheel.api_keys import Scope
@@ -99,11 +99,6 @@ class InDoors(NamedTuple):
     """The name of a parameter in all doors but Python, where it differs."""
 
     name: str
-
-
-def InRequest(kind: Any) -> GetPydanticSchema:  # noqa: ANN401 - a type, as an annotation has it
-    """Describe a parameter by a type that its request checks: the schema for doors refuses nothing."""
-    return GetPydanticSchema(lambda _, handler: handler.generate_schema(Annotated[kind, SkipValidation]))
 
 
 class Page(list[T]):
