@@ -70,7 +70,13 @@ class Field:
     button: str = ""
 
 
-REASON = Field("reason", "Reason (optional)", help="Kept in the audit log.")
+def reason_field(place: str = "") -> Field:
+    """Return the field of a reason; its help names where the reason appears.
+
+    >>> reason_field().help, reason_field("on the run").help
+    ('Appears in the audit log.', 'Appears on the run and in the audit log.')
+    """
+    return Field("reason", "Reason (optional)", help=f"Appears {place and f'{place} and '}in the audit log.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import TenantQuery, read_query
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import (
-    REASON,
     Dialog,
     Done,
     Field,
@@ -19,6 +18,7 @@ from tidewheel.control.console.actions import (
     cannot,
     ensure_as_shown,
     no_change,
+    reason_field,
     request_id_of,
     text_of,
 )
@@ -82,7 +82,7 @@ class PauseJob:
                     "until", "Resume automatically at (optional)", value=request.query_params.get("until", ""),
                     help="With its offset, such as 2026-12-24T08:00:00Z.",
                 ),)),
-                replace(REASON, value=request.query_params.get("reason", "")),
+                replace(reason_field("on the job"), value=request.query_params.get("reason", "")),
             ),
         )  # fmt: skip
 
@@ -208,7 +208,7 @@ class SkipOccurrence:
         return Dialog(
             question, f"Skip {_clock(found.local)}", back,
             will=(_readings(found), _now(found), "After the skip, it does not fire, and no run is created."),
-            stays=("The other occurrences stay as they are.",), fields=(REASON,),
+            stays=("The other occurrences stay as they are.",), fields=(reason_field("on the occurrence"),),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -232,7 +232,7 @@ class MoveOccurrence:
             urls.job(found.key, job_id(caller.tenant, found.key), "job_next"),
             will=(_readings(found), _now(found), "After the move, it fires at the time below."),
             stays=("Records keep its original time.",),
-            fields=(to, REASON),
+            fields=(to, reason_field("on the occurrence")),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done | Dialog:

@@ -15,7 +15,6 @@ from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import TenantQuery, read_query
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import (
-    REASON,
     SAMPLE,
     Dialog,
     Done,
@@ -26,6 +25,7 @@ from tidewheel.control.console.actions import (
     counted_of,
     ensure_confirmed,
     no_change,
+    reason_field,
     request_id_of,
     sample_of,
     text_of,
@@ -113,7 +113,8 @@ class CancelRuns:
         return Dialog(
             f"Cancel {counted(len(still_open), 'run')}?", f"Cancel {counted(len(still_open), 'run')}",
             back_of(request, urls),
-            will=_ends(number(len(still_open) - started - between), started, between), fields=(REASON,), danger=True,
+            will=_ends(number(len(still_open) - started - between), started, between), danger=True,
+            fields=(reason_field("on each run"),),
             stays=(
                 *_already(ended, agreed(ended, "has ended", "have ended")),
                 *_already(cancelled, agreed(cancelled, "is being cancelled", "are being cancelled")),
@@ -240,7 +241,7 @@ class CancelMatching:
             question, button, urls("runs", **_shown(query)), danger=True,
             will=[*((any_state,) if status else ()), *((_ANY_TIME,) if query.keys() & _TIMES else ()), *ends],
             stays=("Runs that are created from now on are not cancelled.",),
-            fields=(*boxes, REASON, *counts),
+            fields=(*boxes, reason_field("on each run"), *counts),
             sample=[f"{name} {value}" for name, value in fields.items() if name not in told],
         )  # fmt: skip
 

@@ -17,7 +17,6 @@ from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import TenantQuery, read_query
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import (
-    REASON,
     SAMPLE,
     Dialog,
     Done,
@@ -27,6 +26,7 @@ from tidewheel.control.console.actions import (
     ensure_confirmed,
     ensure_counted,
     no_change,
+    reason_field,
     request_id_of,
     text_of,
     until_of,
@@ -42,7 +42,7 @@ from tidewheel.nouns.operation import Noun, Operation, Parameter, operations, pa
 from tidewheel.nouns.works.operations import KINDS, Changes, Work
 
 _LABELS = {"rate": "Rate limit (per second)"}
-_HELPS = {"rate": "Leave empty for no limit.", "reason": REASON.help}
+_HELPS = {"rate": "Leave empty for no limit.", "reason": reason_field("on the bulk work").help}
 _UNBOUNDED = FieldError("", "more than 10,000 match, too many for one page", "choose a job or a shorter time")
 
 

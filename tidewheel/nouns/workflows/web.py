@@ -16,7 +16,16 @@ from tidewheel.audit import ACCEPTED
 from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import Cursors, PageQuery, TenantQuery, Whole, read_query
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.actions import REASON, SAMPLE, Dialog, Done, no_change, request_id_of, sample_of, text_of
+from tidewheel.control.console.actions import (
+    SAMPLE,
+    Dialog,
+    Done,
+    no_change,
+    reason_field,
+    request_id_of,
+    sample_of,
+    text_of,
+)
 from tidewheel.control.console.door import Form
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, list_view, or_else, page_now, part_of, read_filters
@@ -275,8 +284,8 @@ class PauseWorkflow:
         return Dialog(
             question.format(found.summary.key), "Pause workflow", _page(urls, request),
             will=_count(len(waiting), "job", "without a run waits until a resume", "without a run wait until a resume"),
-            stays=_count(len(_going_on(connection, found)), "open run", "continues", "continue"), fields=(REASON,),
-            sample=waiting[:SAMPLE],
+            stays=_count(len(_going_on(connection, found)), "open run", "continues", "continue"),
+            sample=waiting[:SAMPLE], fields=(reason_field("on the workflow"),),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -355,7 +364,7 @@ class CancelWorkflow:
                     "have ended and stay as they are",
                 ),
             ),
-            sample=sample_of(going_on, runs), fields=(REASON,),
+            sample=sample_of(going_on, runs), fields=(reason_field("on the workflow"),),
             danger=True,
         )  # fmt: skip
 
