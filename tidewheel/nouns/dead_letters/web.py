@@ -53,7 +53,7 @@ _GROUPS = 8
 _MOST_GROUPS = 100  # of a page
 _WORDS = 120  # characters of an error in a dialog
 _WORKS = 20  # redrives, of which some are under way
-_SPAN = {"since", "until", "job_id"}  # of a stored filter, beside its words
+_SPAN = {"since", "until"}
 _LIST = operations(DeadLetters)["list"]
 _FORM = form_of(_LIST.parameters, without=("redriven", "key"))
 
@@ -194,8 +194,9 @@ def _under_way(connection: Connection, given: Mapping[str, Any], first: Sequence
 
 
 def _narrowing(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a filter without its times and its empty fields."""
-    return {name: value for name, value in given.items() if value and name not in _SPAN}
+    """Return a filter without its times and its empty fields; an id that names no job is kept, and matches nothing."""
+    left_out = {*_SPAN, "job_id"} if "job" in given else _SPAN
+    return {name: value for name, value in given.items() if value and name not in left_out}
 
 
 def _alike(each: DeadLetterSummary) -> object:
