@@ -94,8 +94,9 @@ class DeadLettersListPage:
         def folded(page: DeadLettersPage) -> Mapping[str, object]:
             return {"folds": neighbours(page.dead_letters, _alike, lambda each: str(each.id) == query.opened)}
 
-        filters, by_cause = filters_of(query, "opened", "view"), query.view == "causes" and query.show == "open"
-        by_cause = by_cause and query.cursor is None and not set(filters) - {"last", "since"}
+        filters = filters_of(query, "opened", "view")
+        groupable = query.show == "open" and query.cursor is None and not set(filters) - {"last", "since"}
+        groups = partial(DeadLetters(connection).groups, since=since, redriven=False)
         view = list_view(
             "dead_letters", query, listed, errors=errors, now=now, urls=urls, of_page=folded, fields=_FORM,
             shown=("view", "opened"),
@@ -104,7 +105,7 @@ class DeadLettersListPage:
         for name, at in (("since", since), ("until", narrowed["until"])):  # an instant in place of its words
             selected |= {} if at is None else {name: format_timestamp(at.replace(microsecond=0))}
         more: dict[str, Any] = {
-            "groups": part(lambda: DeadLetters(connection).groups(since=since, redriven=False)) if by_cause else None,
+            "groupable": groupable, "groups": part(groups) if groupable and query.view == "causes" else None,
             "shown_groups": _GROUPS, "most_groups": _MOST_GROUPS, "group_filters": group_filters,
             "redrive_of": partial(_redrive_of, or_else(part(lambda: _redrives(connection)), ())),
             "selected": selected, "redriven": {"open": "false", "redriven": "true", "all": None}[query.show],

@@ -32,7 +32,7 @@ from tidewheel.control.console.view import View, list_view, or_else, page_now, p
 from tidewheel.control.console.words import agreed, counted, state, when
 from tidewheel.control.reads.outcomes import ErrorLine, read_error_lines
 from tidewheel.control.reads.waits import Wait, read_waits
-from tidewheel.doors.address import after_of, next_cursor, query_with
+from tidewheel.doors.address import after_of, form_of, next_cursor, query_with
 from tidewheel.errors import refuse
 from tidewheel.ids import read_uuid
 from tidewheel.nouns.audit_log.operations import AuditEntry, list_audit_log
@@ -57,6 +57,7 @@ ROWS = 200
 """Jobs in one page of the list."""
 _LIST = operations(Workflows)["list"]
 _QUERY, _NAMES = query_with(PageQuery, _LIST, _LIST.parameters)
+_FORM = form_of(_LIST.parameters, without=("key",))
 _NAMED = 3  # jobs that a sentence names
 _FITS = 980  # pixels of a graph that are seen at once
 _GENERATIONS = 20  # that the page links to
@@ -167,7 +168,9 @@ class WorkflowsPage:
         def jobs(page: Page[WorkflowSummary]) -> Mapping[str, object]:
             return or_else(part_of(connection, _read_jobs, page), _NO_JOBS)
 
-        return list_view("workflows", query, listed, errors=errors, now=page_now(connection), urls=urls, of_page=jobs)
+        return list_view(
+            "workflows", query, listed, errors=errors, now=page_now(connection), urls=urls, of_page=jobs, fields=_FORM
+        )
 
 
 _NO_JOBS: Mapping[str, object] = {"runs": {}, "first": {}, "lines": {}, "shares": {}}
