@@ -517,12 +517,14 @@ WITH seen AS MATERIALIZED (
 {{page_by_instant(seen)}}
 
 -- name: find_open_runs, find_oldest_open_runs
--- Returns the same of the newest `look` open runs of a tenant, or the oldest; `ahead` narrows to those before their time, or due.
--- Index: job_runs_by_tenant, walked backwards, or forwards. No lock.
+-- Returns the same of the newest `look` open runs of a tenant, or the oldest; `ahead` narrows to those before their time, or due,
+-- `going_on` to those without an accepted cancel.
+-- Index: job_runs_by_tenant, walked backwards, or forwards; for `going_on` cancellations_open, pending_cancels_by_run. No lock.
 -- Why: as for find_runs.
 WITH seen AS MATERIALIZED (
     SELECT u.run_id, {{fits_run_filter(u)}} AND {{has_key(u)}} AND {{has_place(u)}}
-           AND (%(ahead)s::boolean IS NULL OR (u.publish_at > (SELECT tidewheel_now())) = %(ahead)s) AS matches
+           AND (%(ahead)s::boolean IS NULL OR (u.publish_at > (SELECT tidewheel_now())) = %(ahead)s)
+           AND (NOT %(going_on)s::boolean OR {{tidewheel.transitions.no_cancel_of_many(u)}}) AS matches
       FROM job_runs AS u
      WHERE (u.tenant, u.run_id) < (%(tenant)s, %(before_id)s) AND (u.tenant, u.run_id) >= (%(tenant)s, %(first_id)s)
        AND u.shard >= 0
@@ -552,7 +554,8 @@ SELECT s.run_id
 -- Index: job_runs_by_job, walked backwards, or forwards. No lock.
 WITH seen AS MATERIALIZED (
     SELECT u.run_id, u.scheduled_at, {{fits_run_filter(u)}} AND {{has_key(u)}} AND {{has_place(u)}}
-           AND (%(ahead)s::boolean IS NULL OR (u.publish_at > (SELECT tidewheel_now())) = %(ahead)s) AS matches
+           AND (%(ahead)s::boolean IS NULL OR (u.publish_at > (SELECT tidewheel_now())) = %(ahead)s)
+           AND (NOT %(going_on)s::boolean OR {{tidewheel.transitions.no_cancel_of_many(u)}}) AS matches
       FROM job_runs AS u
      WHERE u.job_id = %(job_id)s AND (u.scheduled_at, u.run_id) < (%(before_at)s, %(before_id)s)
        AND (u.scheduled_at, u.run_id) >= (%(since)s, %(first_id)s) AND u.scheduled_at <= %(until)s

@@ -45,7 +45,7 @@ from tidewheel.runs import DEAD_LETTERED
 
 _RETRYABLE = {"last", *(each.spoken for each in operations(Runs)["retry_failed"].parameters if each.filters)}
 _ALIKE: Mapping[Group, Status | None] = {
-    "due": None, "running_or_cancelling": "running", "failed_or_timed_out": "failed"
+    "due": None, "held": "buffered", "running_or_cancelling": "running", "failed_or_timed_out": "failed"
 }  # fmt: skip
 """By the group of a list the state whose list has the same action on all that match; None for that of all states."""
 

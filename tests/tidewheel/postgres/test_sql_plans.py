@@ -335,7 +335,14 @@ _LETTERS: Mapping[str, object] = {
     **_UNFILTERED, **_RANGE, "before_at": _FAR_AHEAD, "before_id": (1 << 63) - 1, "after_at": _LONG_AGO, "after_id": 0,
     "look": 20_000,
 }  # fmt: skip
-_RUNS: Mapping[str, object] = {**_UNFILTERED, **_RANGE, "before_at": _FAR_AHEAD, "before_id": _BEYOND, "look": 51}
+_RUNS: Mapping[str, object] = {
+    **_UNFILTERED,
+    **_RANGE,
+    "before_at": _FAR_AHEAD,
+    "before_id": _BEYOND,
+    "look": 51,
+    "going_on": True,
+}
 
 _JOBS: Mapping[str, object] = {
     **_UNFILTERED, "after": "job-2", "prefix": "", "beyond": None, "labels": Jsonb({}), "occurs": True, "look": 20_000,
