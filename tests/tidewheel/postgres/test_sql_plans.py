@@ -450,6 +450,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "group_open_runs": {"look": 10_000, "holds": 5},
     "read_error_lines": {"run_ids": [_NOWHERE]},
     "read_newest_errors": {"job_ids": [_NOWHERE]},
+    "find_runs_of_batches": {"run_ids": [_NOWHERE]},
     "find_unwell": {"job_ids": [_NOWHERE]},
     "count_freezable": {**_FREEZE, "tenant": "acme", "look": 20_000, "waiting": ["queued"], "under_way": ["running"]},
     "read_waits": {
@@ -788,7 +789,8 @@ _HOT = {
     "tidewheel.nouns.dead_letters": "list_dead_letters last_dead_letter_looked_at group_dead_letters",
     "tidewheel.nouns.freezes": "read_frozen_timers",
     "tidewheel.nouns.limits": "list_blocked_keys read_blocked_key list_key_limits list_keys_in_use",
-    "tidewheel.nouns.batches": "list_batches read_batch_runs list_failed_runs read_batch_callbacks read_run_edges",
+    "tidewheel.nouns.batches": "list_batches read_batch_runs list_failed_runs find_runs_of_batches"
+    " read_batch_callbacks read_run_edges",
     "tidewheel.nouns.workflows": "find_workflows find_workflows_of_root",
     "tidewheel.nouns.works": "count_backfilled",
 }

@@ -20,7 +20,7 @@ from tidewheel.nouns.operation import InRequest, Noun, Page, Rows, as_id, operat
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.nouns.works.operations import POLL_SECONDS, Polling
 from tidewheel.postgres.pg_binary import uuids
-from tidewheel.postgres.session import Conn, read_row, read_rows, rows_of
+from tidewheel.postgres.session import Conn, list_ids, read_row, read_rows, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.transitions.occurrences import NodeRun, read_node_runs
 
@@ -148,6 +148,11 @@ def _run(row: _Row, run: NodeRun | None, parents: Sequence[NodeParent]) -> Batch
     return BatchNode(
         row.ref, row.key, row.run_id, run.state, parents, run.reason, run.attempt, run.started_at, run.finished_at
     )
+
+
+def find_runs_of_batches(connection: Conn, run_ids: Sequence[UUID]) -> Sequence[UUID]:
+    """Return those of these runs that belong to batches."""
+    return list_ids(connection, _SQL["find_runs_of_batches"], {"run_ids": list(run_ids)})
 
 
 class FailedRun(NamedTuple):
