@@ -782,7 +782,8 @@ SELECT j.key, t.job_id, t.tenant, t.scheduled_at, v.schedule_json, v.policy_json
 -- Returns a page of the executors by id.
 -- Index: executors_pkey. No lock.
 SELECT executor_id, name, queues, handlers, slots, stopping, started_at, last_heartbeat_at,
-       last_heartbeat_at <= tidewheel_now() - coalesce(lease, %(lease)s::interval) AS is_silent
+       last_heartbeat_at <= tidewheel_now() - coalesce(lease, %(lease)s::interval) AS is_silent,
+       last_heartbeat_at + coalesce(lease, %(lease)s::interval) AS lease_ends_at
   FROM executors
  WHERE executor_id > %(after)s
  ORDER BY executor_id
@@ -921,7 +922,8 @@ SELECT o.run_id, o.tenant, o.state, o.queue, o.handler, o.attempt, nullif(o.publ
        coalesce(w.root_job_id = '00000000-0000-0000-0000-000000000000', false) AS is_batch,
        g.parents, g.marked AS parents_ended, t.held_by AS behind_workflow,
        q.key AS order_key, q.head AS order_head, q.blocked_by AS order_blocked_by,
-       z.per_second AS rate_per_second, (SELECT tidewheel_now()) AS now, o.created_at
+       z.per_second AS rate_per_second, (SELECT tidewheel_now()) AS now, o.created_at,
+       e.last_heartbeat_at + coalesce(e.lease, %(lease)s::interval) AS lease_ends_at
   FROM job_runs AS o
   LEFT JOIN able AS f ON f.queue = o.queue AND f.handler = o.handler
   LEFT JOIN active_runs AS t ON t.job_id = o.job_id AND t.run_id <> o.run_id

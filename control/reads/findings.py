@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
+from uuid import UUID
 
 from pydantic import Field
 
@@ -25,3 +26,5 @@ class Finding:
     what: Annotated[str, Field(description="The fault, as a sentence.")]
     evidence: Annotated[str, Field(description="The figures that show it.")]
     remedy: Annotated[str, Field(description="A command, or a change, that corrects it.")]
+    tenant: Annotated[str | None, Field(description="The tenant of `run_id`.")] = None
+    run_id: Annotated[UUID | None, Field(description="A run that shows it.")] = None
