@@ -20,6 +20,7 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, of_all_tenants, or_else, page_now, part
 from tidewheel.control.console.words import counted
 from tidewheel.control.doctor.doctor import CHECKS, Broker, Doctor
+from tidewheel.control.reads.findings import lost_words
 from tidewheel.control.reads.fleet import (
     ExecutorSummary,
     FleetStatus,
@@ -28,7 +29,6 @@ from tidewheel.control.reads.fleet import (
     list_executors,
     list_runs_of,
     list_shards,
-    lost_words,
     read_status,
     use_of,
 )

@@ -37,12 +37,12 @@ from tidewheel.control.reads.workload import slowest_runs
 from tidewheel.doors.address import after_of, form_of, next_cursor, query_with
 from tidewheel.ids import job_id
 from tidewheel.jobs.values import Instant, format_timestamp
-from tidewheel.nouns.batches.operations import find_runs_of_batches
+from tidewheel.nouns.batches.operations import with_causes
 from tidewheel.nouns.operation import operations
 from tidewheel.nouns.runs.model import Group, PageFilter, RunPage, RunSummary, Status
 from tidewheel.nouns.runs.operations import Runs
 from tidewheel.nouns.runs.reads import RunList, count_states, list_runs, longest_attempts
-from tidewheel.runs import DEAD_LETTERED, Cause
+from tidewheel.runs import DEAD_LETTERED
 
 _RETRYABLE = {"last", *(each.spoken for each in operations(Runs)["retry_failed"].parameters if each.filters)}
 _ALIKE: Mapping[Group, Status | None] = {
@@ -114,20 +114,13 @@ class RunsPage:
             counts = part_of(connection, count_states, caller.tenant, narrowed)
             late = connection.installation.misfire_after
             messages = error_lines(connection, page.runs)
-            folds = folded(with_causes(connection, page.runs), messages)
+            folds = folded(or_else(part_of(connection, with_causes, page.runs), page.runs), messages)
             return {**more, "messages": messages, "counts": counts, "late": late, "folds": folds}
 
         return list_view(
             "runs", query, listed, errors=errors, now=now, urls=urls, of_page=values, fields=_FORM,
             shown=("sort", "opened"),
         )  # fmt: skip
-
-
-def with_causes(connection: Connection, runs: Sequence[RunSummary]) -> Sequence[RunSummary]:
-    """Return runs with the cause `batch` for those of batches, which is stored as `workflow`."""
-    parts = [run.run_id for run in runs if run.cause == Cause.WORKFLOW]
-    found = set(or_else(part_of(connection, find_runs_of_batches, parts), ()) if parts else ())
-    return [replace(run, cause="batch") if run.run_id in found else run for run in runs]
 
 
 def fold_runs(
@@ -181,7 +174,7 @@ class SlowPage:
                 found = slowest_runs(reading, caller.tenant, now - SPANS[query.last], now + SPANS["1h"], _SHOWN)
                 took = timedelta(seconds=found[0].took if found else 0)
                 running = longest_attempts(reading, caller.tenant, now - took, limit=_RUNNING)
-            return with_causes(connection, [*running, *(each.run for each in found)])
+                return with_causes(reading, [*running, *(each.run for each in found)])
 
         found = Failed("") if errors else part(read)
         messages = error_lines(connection, or_else(found, ()))

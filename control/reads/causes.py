@@ -10,8 +10,8 @@ from uuid import UUID
 from psycopg.rows import class_row
 from pydantic import Field
 
-from tidewheel.control.reads.findings import Finding, Severity
-from tidewheel.control.reads.fleet import LETTERS, AbleExecutors, FleetStatus, age_text, freeze_text, lost_words
+from tidewheel.control.reads.findings import Finding, Severity, lost_words
+from tidewheel.control.reads.fleet import LETTERS, AbleExecutors, FleetStatus, age_text, freeze_text
 from tidewheel.control.reads.json_form import one_of
 from tidewheel.control.reads.waits import WaitCode
 from tidewheel.control.reads.workload import Waiting, long_held, read_upcoming
@@ -135,7 +135,7 @@ class Causes:
             elif role == "scheduler" and overdue is not None:
                 yield replace(need, count=overdue.count, at_least=overdue.at_least, counted=overdue.counted)
             elif each.check == "executors":
-                yield from () if self._lost_handlers(fleet) else (_silent(need, fleet),)
+                yield from () if self._lost_handlers(fleet) else (_silent(need, each.runs or 0, fleet),)
             elif each.check not in _OF_TENANTS:
                 yield need
         if overdue is not None and "scheduler" not in missing:
@@ -260,10 +260,9 @@ def _role_of(finding: Finding) -> str | None:
     return finding.remedy.rpartition(" ")[2] if finding.check == "services" else None
 
 
-def _silent(need: Need, fleet: FleetStatus) -> Need:
+def _silent(need: Need, runs: int, fleet: FleetStatus) -> Need:
     """Return the need of silent executors, with their last heartbeat and the runs that they hold."""
     last = [each.last_heartbeat_at for each in fleet.services if each.queues is not None and each.is_silent]
-    runs = sum(each.orphaned for each in fleet.due)
     held = replace(need, count=runs, counted="orphaned") if runs else need
     return replace(held, evidence=lost_words(runs), since=min(last, default=None), latest=max(last, default=None))
 

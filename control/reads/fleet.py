@@ -12,9 +12,9 @@ from uuid import UUID
 from psycopg.rows import class_row
 from pydantic import Field
 
-from tidewheel.control.reads.findings import Finding, Severity
+from tidewheel.control.reads.findings import Finding, Severity, lost_words
 from tidewheel.control.reads.stored import rows_as
-from tidewheel.control.reads.waits import AFTER_LOSS, LEASE, start_executor
+from tidewheel.control.reads.waits import LEASE, start_executor
 from tidewheel.control.reads.workload import HeldLane, held_findings, read_held_lanes
 from tidewheel.jobs.values import format_duration, format_second
 from tidewheel.membership import rendezvous
@@ -272,7 +272,7 @@ def read_status(connection: Conn, shards: int) -> FleetStatus:
     due, held = read_due_runs(connection), read_held_lanes(connection)
     problems = (
         *_missing_roles(services, has_jobs=has_jobs),
-        *_silent_executors(services, sum(each.orphaned for each in due)),
+        *_silent_executors(connection, services),
         *find_unhandled_runs(connection),
         *held_findings(held, now),
         *find_fallbacks(connection),
@@ -354,7 +354,7 @@ def find_unhandled_runs(connection: Conn) -> Iterator[Finding]:
         runs = "run" if each.runs == 1 else "runs"
         evidence = f"{each.runs:,} {runs} waiting in tenant {each.tenant}"
         remedy = start_executor(each.queue, each.handler)
-        yield Finding("handlers", Severity.ERROR, each.reason, evidence, remedy, each.tenant, each.run_id)
+        yield Finding("handlers", Severity.ERROR, each.reason, evidence, remedy, each.runs, each.tenant, each.run_id)
 
 
 def find_fallbacks(connection: Conn) -> Iterator[Finding]:
@@ -383,30 +383,18 @@ def _missing_roles(services: Sequence[Service], *, has_jobs: bool) -> Iterator[F
         yield Finding("services", severity, what, evidence, f"tidewheel service {role}")
 
 
-def lost_words(runs: int, *, lives: bool = True) -> str:
-    """Return what becomes of the runs of silent executors, which the reaper of a live one ends.
-
-    >>> lost_words(2, lives=False)
-    '2 runs held: the next executor ends the attempts as lost; each run is retried, or fails if its job is at_most_once'
-    """
-    if not runs:
-        return "no run held"
-    who = "a live executor" if lives else "the next executor"
-    return f"{runs:,} run{'s' if runs > 1 else ''} held: {who} ends the attempts as lost; each run {AFTER_LOSS}"
-
-
-def _silent_executors(services: Sequence[Service], runs: int) -> Iterator[Finding]:
+def _silent_executors(connection: Conn, services: Sequence[Service]) -> Iterator[Finding]:
     """Yield one finding for all silent executors beside live ones, with the number of their runs."""
     leases = [each for each in services if each.role == "executor" and each.queues is not None]
     silent = [each for each in leases if each.is_silent]
     if not silent or len(silent) == len(leases):
         return  # none is silent, or no executor lives, which is a finding of its own
-    latest = max(silent, key=lambda each: each.last_heartbeat_at)
-    one = len(silent) == 1
+    latest, counts = max(silent, key=lambda each: each.last_heartbeat_at), count_runs(connection)
+    one, runs = len(silent) == 1, sum(counts.get(each.process_id, 0) for each in silent)
     who = f"{latest.name} is" if one else f"{len(silent):,} executors are"
     evidence = f"no heartbeat since {format_second(latest.last_heartbeat_at)}; {lost_words(runs)}"
     remedy = f"read the output of {'its process on that host' if one else 'their processes'}"
-    yield Finding("executors", Severity.WARNING, f"{who} silent", evidence, remedy)
+    yield Finding("executors", Severity.WARNING, f"{who} silent", evidence, remedy, runs)
 
 
 def freeze_text(freeze: Freeze) -> str:

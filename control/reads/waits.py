@@ -157,7 +157,7 @@ def read_waits(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, Wait]:
 
 
 class LastEnd(NamedTuple):
-    """How the last attempt of a run ended, in words, and its error."""
+    """The end of a run's last attempt in words, and its error."""
 
     words: str
     error: str | None = None
