@@ -71,11 +71,7 @@ class Field:
 
 
 def reason_field(place: str = "") -> Field:
-    """Return the field of a reason; its help names where the reason appears.
-
-    >>> reason_field().help, reason_field("on the run").help
-    ('Appears in the audit log.', 'Appears on the run and in the audit log.')
-    """
+    """Return the field of a reason; its help names where the reason appears."""
     return Field("reason", "Reason (optional)", help=f"Appears {place and f'{place} and '}in the audit log.")
 
 

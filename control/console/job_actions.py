@@ -52,9 +52,9 @@ _RESUMED = {
 }
 _REPLACES = "A pause with another end replaces that one. A pause with the same end changes nothing."
 _LATER = {
-    CatchUp.SKIP: "none fires later",
-    CatchUp.FIRE_ONCE: "only the latest fires when the pause ends",
-    CatchUp.FIRE_ALL: "those within the `window` of the job fire when the pause ends",
+    CatchUp.SKIP: "are skipped",
+    CatchUp.FIRE_ONCE: "are skipped but for the latest, which fires when the pause ends",
+    CatchUp.FIRE_ALL: "fire when the pause ends, as far as the `window` of the job has them",
 }
 _LONGEST = 100  # characters of a reason in the address of an undo, which a cookie holds
 
@@ -73,7 +73,7 @@ class PauseJob:
             f"Pause {key}?", f"Pause {key}", urls.job(key, job.summary.job_id),
             will=_WITHOUT_TIMER.get(job.summary.kind) or (
                 "No occurrence fires until the job is resumed.",
-                f"Of the occurrences that come due in the pause, {_LATER[resumes]}: on_resume is {resumes}.",
+                f"Occurrences that come due meanwhile {_LATER[resumes]}: on_resume is {resumes}.",
             ),
             stays=("Runs that exist continue, started or not. Triggers and backfills still run.", *stays),
             fields=(
@@ -207,7 +207,7 @@ class SkipOccurrence:
             return cannot(question, back, _readings(found), found.words, *_nearest(found))
         return Dialog(
             question, f"Skip {_clock(found.local)}", back,
-            will=(_readings(found), _now(found), "After the skip, it does not fire, and no run is created."),
+            will=(_readings(found), _now(found), "After the skip, it creates no run."),
             stays=("The other occurrences stay as they are.",), fields=(reason_field("on the occurrence"),),
         )  # fmt: skip
 

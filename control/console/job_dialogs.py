@@ -154,7 +154,7 @@ class DeleteJob:
             will=(
                 f"The job stops firing, and {cancelled}." if cancelled else "The job stops firing.",
                 "Its backfills end.",
-                "You can submit the job again. Its version numbers then continue.",
+                "If you submit the job again, its version numbers continue.",
             ),
             stays=("Runs that have started finish, with their retries. Ended runs stay until their retention ends.",),
             fields=(Field("if_version", "", "hidden", str(job.summary.version)), reason_field()),

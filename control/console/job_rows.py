@@ -139,7 +139,7 @@ def woven(folds: Sequence[Sequence[Row]], opened: datetime | None = None) -> lis
 
 
 def filtered(rows: Sequence[Row], show: Show) -> list[Row]:
-    """Return the rows of a filter; as on the page of the slowest runs, the longest last attempts are first."""
+    """Return the rows of a filter; of the slowest runs, the longest last attempt is first."""
     if show is not Show.SLOW:
         return [row for row in rows if _FITS[show](row)]
     took = [(row.took, row) for row in rows if row.took is not None]

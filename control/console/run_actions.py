@@ -109,7 +109,7 @@ class RetryRun:
         return Dialog(
             question, "Run again" if is_well else "Retry run", back,
             will=(
-                f"Starts one new run with this payload and the current job version ({version}, {had}).",
+                f"Creates a run with this payload and the current version, {version} ({had}).",
                 *((_COUNTS,) if any(each.dead_letter is not None for each in facts) else ()),
                 *((f"This run was retried already: {counted(done, 'new run')} followed.",) if done else ()),
                 *((_ALONE,) if run.workflow_run_id else ()),

@@ -1,4 +1,4 @@
-"""What a page says first about a run, under its title."""
+"""The first sentence of a page about a run, under its title."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta

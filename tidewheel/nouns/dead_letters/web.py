@@ -195,7 +195,7 @@ def _under_way(connection: Connection, given: Mapping[str, Any], first: Sequence
 
 
 def _narrowing(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a filter without its times and its empty fields; an id that names no job is kept, and matches nothing."""
+    """Return a filter without times and empty fields; a job_id without its job stays, and matches none."""
     left_out = {*_SPAN, "job_id"} if "job" in given else _SPAN
     return {name: value for name, value in given.items() if value and name not in left_out}
 
