@@ -96,7 +96,7 @@ def test_cancellation_beside_another_concerns_what_that_leaves(pages: ApiClient)
     triggered(pages.database, "other", 1)
     beside = shown(pages, path)
     assert "Cancel 1 run of queue reports?" in re.sub(r"</?bdi>", "", beside)
-    assert "1 run has not started; it ends as cancelled" in beside
+    assert "1 run has not started and ends as cancelled" in beside
     pages.database.begun("other")
     beside = shown(pages, path, '<button class="danger unchecked"><bdi>Cancel 1 run</bdi></button>')
     assert '<button class="danger checked"><bdi>Cancel 2 runs</bdi></button>' in beside
