@@ -517,12 +517,14 @@ WITH seen AS MATERIALIZED (
 {{page_by_instant(seen)}}
 
 -- name: find_open_runs, find_oldest_open_runs
--- Returns the same of the newest `look` open runs of a tenant, or the oldest; `ahead` narrows to those before their time, or due.
--- Index: job_runs_by_tenant, walked backwards, or forwards. No lock.
+-- Returns the same of the newest `look` open runs of a tenant, or the oldest; `ahead` narrows to those before their time, or due,
+-- `going_on` to those without an accepted cancel.
+-- Index: job_runs_by_tenant, walked backwards, or forwards; for `going_on` cancellations_open, pending_cancels_by_run. No lock.
 -- Why: as for find_runs.
 WITH seen AS MATERIALIZED (
     SELECT u.run_id, {{fits_run_filter(u)}} AND {{has_key(u)}} AND {{has_place(u)}}
-           AND (%(ahead)s::boolean IS NULL OR (u.publish_at > (SELECT tidewheel_now())) = %(ahead)s) AS matches
+           AND (%(ahead)s::boolean IS NULL OR (u.publish_at > (SELECT tidewheel_now())) = %(ahead)s)
+           AND (NOT %(going_on)s::boolean OR {{tidewheel.transitions.no_cancel_of_many(u)}}) AS matches
       FROM job_runs AS u
      WHERE (u.tenant, u.run_id) < (%(tenant)s, %(before_id)s) AND (u.tenant, u.run_id) >= (%(tenant)s, %(first_id)s)
        AND u.shard >= 0
@@ -552,7 +554,8 @@ SELECT s.run_id
 -- Index: job_runs_by_job, walked backwards, or forwards. No lock.
 WITH seen AS MATERIALIZED (
     SELECT u.run_id, u.scheduled_at, {{fits_run_filter(u)}} AND {{has_key(u)}} AND {{has_place(u)}}
-           AND (%(ahead)s::boolean IS NULL OR (u.publish_at > (SELECT tidewheel_now())) = %(ahead)s) AS matches
+           AND (%(ahead)s::boolean IS NULL OR (u.publish_at > (SELECT tidewheel_now())) = %(ahead)s)
+           AND (NOT %(going_on)s::boolean OR {{tidewheel.transitions.no_cancel_of_many(u)}}) AS matches
       FROM job_runs AS u
      WHERE u.job_id = %(job_id)s AND (u.scheduled_at, u.run_id) < (%(before_at)s, %(before_id)s)
        AND (u.scheduled_at, u.run_id) >= (%(since)s, %(first_id)s) AND u.scheduled_at <= %(until)s
@@ -779,7 +782,8 @@ SELECT j.key, t.job_id, t.tenant, t.scheduled_at, v.schedule_json, v.policy_json
 -- Returns a page of the executors by id.
 -- Index: executors_pkey. No lock.
 SELECT executor_id, name, queues, handlers, slots, stopping, started_at, last_heartbeat_at,
-       last_heartbeat_at <= tidewheel_now() - coalesce(lease, %(lease)s::interval) AS is_silent
+       last_heartbeat_at <= tidewheel_now() - coalesce(lease, %(lease)s::interval) AS is_silent,
+       last_heartbeat_at + coalesce(lease, %(lease)s::interval) AS lease_ends_at
   FROM executors
  WHERE executor_id > %(after)s
  ORDER BY executor_id
@@ -918,7 +922,8 @@ SELECT o.run_id, o.tenant, o.state, o.queue, o.handler, o.attempt, nullif(o.publ
        coalesce(w.root_job_id = '00000000-0000-0000-0000-000000000000', false) AS is_batch,
        g.parents, g.marked AS parents_ended, t.held_by AS behind_workflow,
        q.key AS order_key, q.head AS order_head, q.blocked_by AS order_blocked_by,
-       z.per_second AS rate_per_second, (SELECT tidewheel_now()) AS now, o.created_at
+       z.per_second AS rate_per_second, (SELECT tidewheel_now()) AS now, o.created_at,
+       e.last_heartbeat_at + coalesce(e.lease, %(lease)s::interval) AS lease_ends_at
   FROM job_runs AS o
   LEFT JOIN able AS f ON f.queue = o.queue AND f.handler = o.handler
   LEFT JOIN active_runs AS t ON t.job_id = o.job_id AND t.run_id <> o.run_id

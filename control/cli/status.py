@@ -239,7 +239,8 @@ def _count(number: int) -> str:
 def print_finding(finding: Finding) -> None:
     """Print what is wrong, its evidence and the remedy."""
     typer.echo(wrapped(f"{finding.severity}: {finding.what}", "  "))
-    typer.echo(wrapped(f"  evidence: {finding.evidence}", "    "))
+    run = f", such as {finding.run_id}" if finding.run_id else ""
+    typer.echo(wrapped(f"  evidence: {finding.evidence}{run}", "    "))
     typer.echo(f"  remedy: {finding.remedy}")  # on one line: it can be copied
 
 

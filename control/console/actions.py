@@ -70,7 +70,9 @@ class Field:
     button: str = ""
 
 
-REASON = Field("reason", "Reason (optional)", help="Kept in the audit log.")
+def reason_field(place: str = "") -> Field:
+    """Return the field of a reason; its help names where the reason appears."""
+    return Field("reason", "Reason (optional)", help=f"Appears {place and f'{place} and '}in the audit log.")
 
 
 @dataclass(frozen=True, slots=True)

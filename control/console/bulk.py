@@ -17,7 +17,7 @@ from tidewheel.api_keys import Scope
 from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import TenantQuery, read_number, read_query
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.actions import REASON, Dialog, Done, cannot, text_of
+from tidewheel.control.console.actions import Dialog, Done, cannot, reason_field, text_of
 from tidewheel.control.console.door import Form
 from tidewheel.control.console.progress import Paces, Work, of_cancellation, of_work, ordered
 from tidewheel.control.console.urls import Urls
@@ -232,7 +232,7 @@ class ChangeBulk:
         return Dialog(
             f"{asks}?", asks, back, danger=self.verb == "cancel",
             will=(_STOPS_BACKFILL if (self.verb, work.kind) == ("cancel", "backfill") else _WILL[self.verb], so_far),
-            sample=work.about, fields=() if self.verb == "resume" else (REASON,),
+            sample=work.about, fields=() if self.verb == "resume" else (reason_field("on the bulk work"),),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:

@@ -20,6 +20,7 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, of_all_tenants, or_else, page_now, part
 from tidewheel.control.console.words import counted
 from tidewheel.control.doctor.doctor import CHECKS, Broker, Doctor
+from tidewheel.control.reads.findings import lost_words
 from tidewheel.control.reads.fleet import (
     ExecutorSummary,
     FleetStatus,
@@ -107,7 +108,8 @@ class FleetPage:
                 "now": now, "fleet": fleet, "rows": rows, "shown": shown, "groups": groups, "runs": runs,
                 "broker": self.broker.last(now), "busy": sum(each.busy for each in live),
                 "slots": sum(each.executor.slots for each in live), "query": query,
-                "opened": opened, "shards": shards, "shard_count": self.shards,
+                "opened": opened, "lost": lost_words(opened.busy, lives=bool(live)) if opened else "",
+                "shards": shards, "shard_count": self.shards,
                 "replica": self.replica and self.replica.state,
                 "use": {queue: _use(live, queue) for queue in late},
                 "owned": owned, "late_after": _LATE, "orphans": self.shards - owned.total(),

@@ -55,7 +55,7 @@ class JobQuery(TenantQuery):
     window: Literal["2m", "10m", "1h", "6h", "24h", "7d", "30d", "90d"] | None = None
     from_at: Instant | None = Field(default=None, alias="from")
     to_at: Instant | None = Field(default=None, alias="to")
-    show: Literal["all", "failed", "skipped", "slow", "retried"] = "all"
+    show: Literal["all", "failed", "skipped", "slowest", "retried"] = "all"
     opened_at: Instant | None = Field(default=None, alias="open")  # among the neighbours that the list does not fold
 
     @model_validator(mode="after")
@@ -155,17 +155,21 @@ def _list(
     """Return the values of the list of occurrences."""
     timeline, runs = past
     rows = job_rows(runs, timeline, error_lines(connection, runs))
-    shown = filtered(rows, Show(query.show), timeline.took_p95)
-    folds = woven(folded(shown, query.opened_at), query.opened_at)
+    show = Show(query.show)
+    shown = filtered(rows, show)
+    folds: list[Sequence[Row]] = [(row,) for row in shown]
+    if show is not Show.SLOW:
+        folds = woven(folded(shown, query.opened_at), query.opened_at)
     apart = [rows[0] for rows in folds[:_RUNS] if len(rows) == 1]
     retries = [row.run_id for row in shown if row.run_id and row.is_retry][:_RUNS]
     repeated: Mapping[UUID, UUID] = or_else(part_of(connection, read_repeated, retries), {}) if retries else {}
     return {
-        "folds": folds[:_RUNS], "listed": sum(row.occurrences for fold in folds[:_RUNS] for row in fold),
+        "folds": folds[:_RUNS], "looked_at": len(runs),
+        "listed": sum(row.occurrences for fold in folds[:_RUNS] for row in fold),
         "repeated": repeated, "retried": {parent: run for run, parent in repeated.items()},
         "frozen": or_else(part(lambda: _frozen(connection, job, apart, timeline.now)), set()),
         "more": len(folds) > _RUNS or timeline.mode == "bins" or timeline.more_skips,
-        "counts": counts(rows, timeline.took_p95) if timeline.mode == "runs" else {},
+        "counts": counts(rows) if timeline.mode == "runs" else {},
     }  # fmt: skip
 
 

@@ -11,7 +11,6 @@ from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import TenantQuery, read_query
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import (
-    REASON,
     Dialog,
     Done,
     Field,
@@ -19,6 +18,7 @@ from tidewheel.control.console.actions import (
     cannot,
     ensure_as_shown,
     no_change,
+    reason_field,
     request_id_of,
     text_of,
 )
@@ -52,9 +52,9 @@ _RESUMED = {
 }
 _REPLACES = "A pause with another end replaces that one. A pause with the same end changes nothing."
 _LATER = {
-    CatchUp.SKIP: "none fires later",
-    CatchUp.FIRE_ONCE: "only the latest fires when the pause ends",
-    CatchUp.FIRE_ALL: "those within the `window` of the job fire when the pause ends",
+    CatchUp.SKIP: "are skipped",
+    CatchUp.FIRE_ONCE: "are skipped but for the latest, which fires when the pause ends",
+    CatchUp.FIRE_ALL: "fire when the pause ends, as far as the `window` of the job has them",
 }
 _LONGEST = 100  # characters of a reason in the address of an undo, which a cookie holds
 
@@ -73,7 +73,7 @@ class PauseJob:
             f"Pause {key}?", f"Pause {key}", urls.job(key, job.summary.job_id),
             will=_WITHOUT_TIMER.get(job.summary.kind) or (
                 "No occurrence fires until the job is resumed.",
-                f"Of the occurrences that come due in the pause, {_LATER[resumes]}: on_resume is {resumes}.",
+                f"Occurrences that come due meanwhile {_LATER[resumes]}: on_resume is {resumes}.",
             ),
             stays=("Runs that exist continue, started or not. Triggers and backfills still run.", *stays),
             fields=(
@@ -82,7 +82,7 @@ class PauseJob:
                     "until", "Resume automatically at (optional)", value=request.query_params.get("until", ""),
                     help="With its offset, such as 2026-12-24T08:00:00Z.",
                 ),)),
-                replace(REASON, value=request.query_params.get("reason", "")),
+                replace(reason_field("on the job"), value=request.query_params.get("reason", "")),
             ),
         )  # fmt: skip
 
@@ -207,8 +207,8 @@ class SkipOccurrence:
             return cannot(question, back, _readings(found), found.words, *_nearest(found))
         return Dialog(
             question, f"Skip {_clock(found.local)}", back,
-            will=(_readings(found), _now(found), "After the skip, it does not fire, and no run is created."),
-            stays=("The other occurrences stay as they are.",), fields=(REASON,),
+            will=(_readings(found), _now(found), "After the skip, it creates no run."),
+            stays=("The other occurrences stay as they are.",), fields=(reason_field("on the occurrence"),),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -232,7 +232,7 @@ class MoveOccurrence:
             urls.job(found.key, job_id(caller.tenant, found.key), "job_next"),
             will=(_readings(found), _now(found), "After the move, it fires at the time below."),
             stays=("Records keep its original time.",),
-            fields=(to, REASON),
+            fields=(to, reason_field("on the occurrence")),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done | Dialog:

@@ -10,7 +10,6 @@ from tidewheel.api_keys import Scope
 from tidewheel.control.api.authorization import Caller
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import (
-    REASON,
     SAMPLE,
     Dialog,
     Done,
@@ -18,6 +17,7 @@ from tidewheel.control.console.actions import (
     cannot,
     counted_of,
     no_change,
+    reason_field,
     request_id_of,
     text_of,
     whole_of,
@@ -154,10 +154,10 @@ class DeleteJob:
             will=(
                 f"The job stops firing, and {cancelled}." if cancelled else "The job stops firing.",
                 "Its backfills end.",
-                "You can submit the job again. Its version numbers then continue.",
+                "If you submit the job again, its version numbers continue.",
             ),
             stays=("Runs that have started finish, with their retries. Ended runs stay until their retention ends.",),
-            fields=(Field("if_version", "", "hidden", str(job.summary.version)), REASON),
+            fields=(Field("if_version", "", "hidden", str(job.summary.version)), reason_field()),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -284,7 +284,7 @@ class BackfillJob:
                 Field("overlap", "overlap", "choice", options=(
                     ("", "the job's own setting"), *((each, f"{each}: {does}") for each, does in _OVERLAPS.items())
                 )),
-                REASON,
+                reason_field("on the bulk work"),
             ),
         )  # fmt: skip
 

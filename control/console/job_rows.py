@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import groupby
+from operator import itemgetter
 from uuid import UUID
 
 from tidewheel.control.client.connection import Connection
@@ -21,6 +22,7 @@ from tidewheel.runs import Cause, RunState
 _AT_THEIR_TIME = {Cause.TIMER, Cause.TRIGGER}
 _FEWEST = 3  # equal neighbours that become one row
 _TURNS = 6  # groups of two kinds in turns that become one row
+_SLOWEST = 20
 _OPENED = 30  # equal neighbours that are opened at once
 
 
@@ -30,7 +32,7 @@ class Show(StrEnum):
     ALL = "all"
     FAILED = "failed"
     SKIPPED = "skipped"
-    SLOW = "slow"
+    SLOW = "slowest"
     RETRIED = "retried"
 
 
@@ -136,20 +138,22 @@ def woven(folds: Sequence[Sequence[Row]], opened: datetime | None = None) -> lis
     return found
 
 
-def filtered(rows: Sequence[Row], show: Show, took_p95: timedelta | None) -> list[Row]:
-    """Return the rows of a filter."""
-    return [row for row in rows if _FITS[show](row, took_p95)]
+def filtered(rows: Sequence[Row], show: Show) -> list[Row]:
+    """Return the rows of a filter; of the slowest runs, the longest last attempt is first."""
+    if show is not Show.SLOW:
+        return [row for row in rows if _FITS[show](row)]
+    took = [(row.took, row) for row in rows if row.took is not None]
+    return [row for _, row in sorted(took, key=itemgetter(0), reverse=True)[:_SLOWEST]]
 
 
-def counts(rows: Sequence[Row], took_p95: timedelta | None) -> Mapping[Show, int]:
-    """Return the number of runs and occurrences of each filter."""
-    return {show: sum(row.occurrences for row in filtered(rows, show, took_p95)) for show in Show}
+def counts(rows: Sequence[Row]) -> Mapping[Show, int]:
+    """Return the number of runs and occurrences of each filter that leaves some out."""
+    return {show: sum(row.occurrences for row in filtered(rows, show)) for show in _FITS}
 
 
-_FITS: Mapping[Show, Callable[[Row, timedelta | None], bool]] = {
-    Show.ALL: lambda row, p95: True,
-    Show.FAILED: lambda row, p95: family_of(row.state) == "bad",
-    Show.SKIPPED: lambda row, p95: row.state == RunState.SKIPPED,
-    Show.SLOW: lambda row, p95: p95 is not None and row.took is not None and row.took > p95,
-    Show.RETRIED: lambda row, p95: row.attempt > 1,
+_FITS: Mapping[Show, Callable[[Row], bool]] = {
+    Show.ALL: lambda row: True,
+    Show.FAILED: lambda row: family_of(row.state) == "bad",
+    Show.SKIPPED: lambda row: row.state == RunState.SKIPPED,
+    Show.RETRIED: lambda row: row.attempt > 1,
 }

@@ -14,12 +14,12 @@ from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import Cursors, read_query
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import (
-    REASON,
     SAMPLE,
     Dialog,
     Done,
     Field,
     no_change,
+    reason_field,
     request_id_of,
     sample_of,
     text_of,
@@ -81,7 +81,7 @@ class PauseJobs:
             ),
             stays=("Runs under way and backfills continue. Triggers still run.", *_already(paused, "paused already")),
             fields=(
-                REASON,
+                reason_field("on each job"),
                 Field("kept", "", "hidden", " ".join(each.job_id.hex for each in found if each.paused)),
             ),
             sample=_sample([each for each in found if not each.paused]),

@@ -15,7 +15,6 @@ from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import TenantQuery, read_query
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import (
-    REASON,
     SAMPLE,
     Dialog,
     Done,
@@ -26,6 +25,7 @@ from tidewheel.control.console.actions import (
     counted_of,
     ensure_confirmed,
     no_change,
+    reason_field,
     request_id_of,
     sample_of,
     text_of,
@@ -57,7 +57,7 @@ _NOT_BEGUN = "All runs that have not started are cancelled, in whichever state. 
 _ANY_STATE = "The filter by state does not apply: runs in every open state are cancelled."
 _ANY_TIME = "The filter by time does not apply: runs of any time are cancelled."
 _BY_BOX = "The filter by state does not apply. Runs that have started are cancelled only if you select that below."
-_IF_CHECKED = 'If you select "Cancel runs that have started too", an attempt'
+_IF_CHECKED = "With the box below, an attempt"
 _BETWEEN = " A run between two attempts ends as cancelled at once."
 _STARTED, _WITH_STARTED = "include_started", "with_started"
 _NOT_STARTED = frozenset({"scheduled", RunState.QUEUED, RunState.BUFFERED, RunState.BLOCKED})
@@ -113,7 +113,8 @@ class CancelRuns:
         return Dialog(
             f"Cancel {counted(len(still_open), 'run')}?", f"Cancel {counted(len(still_open), 'run')}",
             back_of(request, urls),
-            will=_ends(number(len(still_open) - started - between), started, between), fields=(REASON,), danger=True,
+            will=_ends(number(len(still_open) - started - between), started, between), danger=True,
+            fields=(reason_field("on each run"),),
             stays=(
                 *_already(ended, agreed(ended, "has ended", "have ended")),
                 *_already(cancelled, agreed(cancelled, "is being cancelled", "are being cancelled")),
@@ -226,7 +227,7 @@ class CancelMatching:
             question, any_state, who = f"Cancel {'runs' if of_job else 'open runs'}{of_job}?", _BY_BOX, _IF_CHECKED
             boxes = (
                 Field(_STARTED, "Cancel runs that have started too", kind="check", button=button,
-                      help=f"Select this to cancel {many} instead of {number(few)}."),
+                      help=f"Cancels {many} instead of {number(few)}."),
                 Field(_WITH_STARTED, "", kind="hidden", value=str(found.runs)),
             )  # fmt: skip
             button = f"Cancel {counted(few, 'run', at_least=found.at_least)}"
@@ -240,7 +241,7 @@ class CancelMatching:
             question, button, urls("runs", **_shown(query)), danger=True,
             will=[*((any_state,) if status else ()), *((_ANY_TIME,) if query.keys() & _TIMES else ()), *ends],
             stays=("Runs that are created from now on are not cancelled.",),
-            fields=(*boxes, REASON, *counts),
+            fields=(*boxes, reason_field("on each run"), *counts),
             sample=[f"{name} {value}" for name, value in fields.items() if name not in told],
         )  # fmt: skip
 
@@ -263,8 +264,8 @@ class CancelMatching:
 
 def _ends(waiting: str, started: int, between: int = 0, *, who: str = "An attempt", rest: str = "") -> Sequence[str]:
     """Return the ends of cancelled runs: those that wait, have started, and are between attempts."""
-    have = "run has not started; it ends" if waiting == "1" else "runs have not started; they end"
-    never = f"{waiting} {have} as cancelled without starting."
+    have = "run has not started and ends" if waiting == "1" else "runs have not started and end"
+    never = f"{waiting} {have} as cancelled."
     signal = f"{who} under way gets a signal, and its run ends as cancelled unless it finishes first."
     parts = (
         (waiting != "0", never),

@@ -102,12 +102,9 @@ def _of_backfill(row: StoredWork, now: datetime) -> Work:
     stored = f"work {row.work_id}"
     ends = readable("filter", stored, lambda: [parse_timestamp(given[at]) for at in ("from", "to")], list[datetime]())
     about = [str(given.get("job", "a job that is deleted")), *([_range(*ends)] if ends else [])]
-    need, rest = given["needed"], row.matched_count - given["needed"]
-    needs = (
-        f": {number(need)} {agreed(need, 'needs', 'need')} a run and {number(rest)} {agreed(rest, 'does', 'do')} not"
-    )
-    about += [f"{counted(row.matched_count, 'occurrence')}{needs if rest > 0 else ''}"]
-    about += [f"at most {counted(given['max_concurrent'], 'run')} open at once"]
+    rest = row.matched_count - given["needed"]
+    had = f" ({number(rest)} with a run before)" if rest > 0 else ""
+    about += [f"{counted(row.matched_count, 'occurrence')}{had}", f"at most {given['max_concurrent']} open at once"]
     state = "ending" if given["ending"] else row.state
     work = Work(row.kind, str(row.work_id), state, about, row.done_count, row.matched_count, row.created_at,
                 row.finished_at, row.reason)  # fmt: skip

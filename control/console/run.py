@@ -26,6 +26,7 @@ from tidewheel.control.reads.waits import WaitCode
 from tidewheel.errors import UnknownRun
 from tidewheel.executor.context_parts import OWN, has_steps
 from tidewheel.jobs.values import RESERVED
+from tidewheel.nouns.batches.operations import with_causes
 from tidewheel.nouns.freezes.model import FreezeChange
 from tidewheel.nouns.freezes.reads import thaws_of
 from tidewheel.nouns.jobs.versions import job_at
@@ -98,7 +99,7 @@ class RunPage:
         follows = picked is not None and is_stored and not is_over(run, picked)
         of_job: PageFilter = {"key": run.summary.key}
         read = part_of(connection, list_runs, caller.tenant, of_job, limit=_LATEST, counts=False)
-        latest = () if isinstance(read, Failed) else read.runs
+        latest = () if isinstance(read, Failed) else or_else(part_of(connection, with_causes, read.runs), read.runs)
         is_troubled = run.summary.status == RunState.RETRYING or is_stuck(run, now)
         family = "bad" if run.status in DEAD_LETTERED else "trouble" if is_troubled else ""
         messages = error_lines(connection, latest)

@@ -10,12 +10,12 @@ from tidewheel.api_keys import Scope
 from tidewheel.control.api.authorization import Caller
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import (
-    REASON,
     Dialog,
     Done,
     Field,
     cannot,
     no_change,
+    reason_field,
     request_id_of,
     text_of,
     whole_of,
@@ -60,7 +60,7 @@ class CancelRun:
         return Dialog(
             question, "Cancel run", back,
             will=(will, "A cancel cannot be undone. A retry creates a new run."),
-            stays=("The job and its other runs continue.",), fields=(REASON,), danger=True,
+            stays=("The job and its other runs continue.",), fields=(reason_field("on the run"),), danger=True,
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -109,13 +109,14 @@ class RetryRun:
         return Dialog(
             question, "Run again" if is_well else "Retry run", back,
             will=(
-                f"Starts one new run with this payload and the current job version ({version}, {had}).",
+                f"Creates a run with this payload and the current version, {version} ({had}).",
                 *((_COUNTS,) if any(each.dead_letter is not None for each in facts) else ()),
                 *((f"This run was retried already: {counted(done, 'new run')} followed.",) if done else ()),
                 *((_ALONE,) if run.workflow_run_id else ()),
             ),
             fields=(
-                Field("delay", "Delay (optional)", help=f"Such as 30s; without a delay it starts {begins}."), REASON
+                Field("delay", "Delay (optional)", help=f"Such as 30s; without a delay it starts {begins}."),
+                reason_field(),
             ),
         )  # fmt: skip
 
@@ -146,7 +147,7 @@ def _next_attempt(run: RunDetail, now: datetime, urls: Urls) -> Dialog:
         question, f"Start attempt {attempt} now", back,
         will=(f"Attempt {attempt}{of} is due now rather than {when(summary.publish_at, now)}.", *frozen),
         stays=("The run keeps its payload, its version and its retry policy.",),
-        fields=(Field("attempt", "", "hidden", str(attempt)), REASON),
+        fields=(Field("attempt", "", "hidden", str(attempt)), reason_field()),
     )  # fmt: skip
 
 

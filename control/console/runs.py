@@ -37,6 +37,7 @@ from tidewheel.control.reads.workload import slowest_runs
 from tidewheel.doors.address import after_of, form_of, next_cursor, query_with
 from tidewheel.ids import job_id
 from tidewheel.jobs.values import Instant, format_timestamp
+from tidewheel.nouns.batches.operations import with_causes
 from tidewheel.nouns.operation import operations
 from tidewheel.nouns.runs.model import Group, PageFilter, RunPage, RunSummary, Status
 from tidewheel.nouns.runs.operations import Runs
@@ -45,7 +46,7 @@ from tidewheel.runs import DEAD_LETTERED
 
 _RETRYABLE = {"last", *(each.spoken for each in operations(Runs)["retry_failed"].parameters if each.filters)}
 _ALIKE: Mapping[Group, Status | None] = {
-    "due": None, "running_or_cancelling": "running", "failed_or_timed_out": "failed"
+    "due": None, "held": "buffered", "running_or_cancelling": "running", "failed_or_timed_out": "failed"
 }  # fmt: skip
 """By the group of a list the state whose list has the same action on all that match; None for that of all states."""
 
@@ -113,8 +114,7 @@ class RunsPage:
             counts = part_of(connection, count_states, caller.tenant, narrowed)
             late = connection.installation.misfire_after
             messages = error_lines(connection, page.runs)
-
-            folds = folded(page.runs, messages)
+            folds = folded(or_else(part_of(connection, with_causes, page.runs), page.runs), messages)
             return {**more, "messages": messages, "counts": counts, "late": late, "folds": folds}
 
         return list_view(
@@ -174,7 +174,7 @@ class SlowPage:
                 found = slowest_runs(reading, caller.tenant, now - SPANS[query.last], now + SPANS["1h"], _SHOWN)
                 took = timedelta(seconds=found[0].took if found else 0)
                 running = longest_attempts(reading, caller.tenant, now - took, limit=_RUNNING)
-                return [*running, *(each.run for each in found)]
+                return with_causes(reading, [*running, *(each.run for each in found)])
 
         found = Failed("") if errors else part(read)
         messages = error_lines(connection, or_else(found, ()))

@@ -1,4 +1,4 @@
-"""One sentence about a run, under the title of its page."""
+"""The first sentence of a page about a run, under its title."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -22,28 +22,29 @@ _LABELS = {
 }  # fmt: skip
 
 
-def about_run(run: RunDetail, now: datetime, neighbours: Neighbours | None = None) -> str:
-    """Return how a run ended, or for what it waits; its neighbours show which parent skipped it."""
+def about_run(run: RunDetail, now: datetime, neighbours: Neighbours | None = None) -> tuple[str, str]:
+    """Return how a run ended, or for what it waits, and its error or what else is known about the wait.
+
+    Its neighbours show which parent skipped it.
+    """
     summary = run.summary
     took = duration(between(summary.started_at, summary.finished_at))
     error = cut(": ".join(part for part in (summary.error_type, run.error_message) if part))
     match summary.status:
         case RunState.SUCCEEDED:
-            return f"Attempt {summary.attempt} succeeded in {took}."
+            return f"Attempt {summary.attempt} succeeded in {took}.", ""
         case RunState.FAILED | RunState.TIMED_OUT:
             reason = error or state(summary.reason or "") or "no error is recorded"
-            how = f"{state(summary.status).capitalize()} after {counted(summary.attempt, 'attempt')}"
-            return f"{how}: {reason}".rstrip(".") + "."
+            return f"{state(summary.status).capitalize()} after {counted(summary.attempt, 'attempt')}.", reason
         case RunState.CANCELLED | RunState.SKIPPED:
             unmet = _unmet(neighbours) if summary.reason == SkipReason.PARENTS and neighbours is not None else ""
             reason = f": {unmet or reason_words(summary.reason)}" if summary.reason else ""
-            return f"{state(summary.status).capitalize()} {when(summary.finished_at, now)}{reason}."
-        case _ if summary.why is not None and summary.why.code is WaitCode.RETRY:
-            return _retrying(run, summary.why, now)
-        case _ if summary.why is not None:
-            return waiting(summary.why, now)
+            return f"{state(summary.status).capitalize()} {when(summary.finished_at, now)}{reason}.", ""
+        case _ if (why := summary.why) is not None:
+            words = _of_all(run, why.reason) if why.code is WaitCode.RETRY else why.reason
+            return waiting(replace(why, words=words), now), why.detail or ""
         case status:
-            return f"{state(status).capitalize()}."
+            return f"{state(status).capitalize()}.", ""
 
 
 def is_cancelled(run: RunSummary) -> bool:
@@ -53,7 +54,7 @@ def is_cancelled(run: RunSummary) -> bool:
 
 def wait_label(why: Wait) -> str:
     """Return for what runs wait, in a few words behind their number."""
-    return _LABELS.get(why.code) or why.words.rpartition(";")[0] or why.words
+    return _LABELS.get(why.code) or why.reason
 
 
 def waiting(why: Wait, now: datetime) -> str:
@@ -62,14 +63,11 @@ def waiting(why: Wait, now: datetime) -> str:
     return f"{why.words[:1].upper()}{why.words[1:]}{f', {when(why.until, now)}' if is_near else ''}."
 
 
-def _retrying(run: RunDetail, why: Wait, now: datetime) -> str:
-    """Return which attempt ended and when the next one starts, with the error behind."""
-    how, _, rest = why.words.partition(" (")
-    error, _, then = rest.rpartition("); ")
-    attempt = f"ttempt {run.summary.attempt}"
+def _of_all(run: RunDetail, words: str) -> str:
+    """Return words about the last attempt with the number of attempts that the run has."""
+    attempt = f"attempt {run.summary.attempt}"
     of = f" of {run.max_attempts}" if run.failed_attempts == run.summary.attempt else ""  # a lost one does not count
-    words = f"{how}; {then}".removesuffix("; ").replace(attempt, f"{attempt}{of}", 1)
-    return waiting(replace(why, words=words), now).removesuffix(".") + (f": {error}" if error else ".")
+    return words.replace(attempt, f"{attempt}{of}", 1)
 
 
 def cut(text: str) -> str:

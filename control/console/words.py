@@ -19,7 +19,7 @@ from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.jobs.targets import TARGETS
 from tidewheel.jobs.values import format_timestamp, parse_timestamp
-from tidewheel.runs import SCHEDULED, SKIP_WORDS, AttemptOutcome, RunState
+from tidewheel.runs import SCHEDULED, SKIP_WORDS, AttemptOutcome, Cause, RunState
 from tidewheel.schedules.describe import describe_times
 
 NONE = "\u2013"
@@ -53,8 +53,11 @@ _FAMILIES: Mapping[str, str] = {
     "warning": "trouble",
     AttemptOutcome.LOST: "trouble", AttemptOutcome.RELEASED: "ahead", AttemptOutcome.SNOOZED: "ahead",
 }  # fmt: skip
-_STATES = {RunState.QUEUED: "waiting", "due": "waiting", SCHEDULED: "upcoming", RunState.WAITING: "awaiting completion"}
-"""States by the words of the glossary, where they differ from the stored ones."""
+_STATES = {
+    RunState.QUEUED: "waiting", "due": "waiting", SCHEDULED: "upcoming", RunState.WAITING: "awaiting completion",
+    Cause.WORKFLOW: "workflow or batch",
+}  # fmt: skip
+"""States and causes by the words of the glossary, where they differ from the stored ones."""
 _REASONS = {**SKIP_WORDS, NO_REASON: "by request, without a reason"}
 _SYMBOLS: Mapping[str, str] = {
     "pending": "blocked", "not_reached": "skipped", "open": "running", "timing_out": "cancelling",

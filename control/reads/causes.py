@@ -10,7 +10,7 @@ from uuid import UUID
 from psycopg.rows import class_row
 from pydantic import Field
 
-from tidewheel.control.reads.findings import Finding, Severity
+from tidewheel.control.reads.findings import Finding, Severity, lost_words
 from tidewheel.control.reads.fleet import LETTERS, AbleExecutors, FleetStatus, age_text, freeze_text
 from tidewheel.control.reads.json_form import one_of
 from tidewheel.control.reads.waits import WaitCode
@@ -135,7 +135,7 @@ class Causes:
             elif role == "scheduler" and overdue is not None:
                 yield replace(need, count=overdue.count, at_least=overdue.at_least, counted=overdue.counted)
             elif each.check == "executors":
-                yield from () if self._lost_handlers(fleet) else (_silent(need, fleet),)
+                yield from () if self._lost_handlers(fleet) else (_silent(need, each.runs or 0, fleet),)
             elif each.check not in _OF_TENANTS:
                 yield need
         if overdue is not None and "scheduler" not in missing:
@@ -203,8 +203,8 @@ class Causes:
                     words = backlog_words(queue, rest)
                     yield _counting(Need("waiting_runs", severity, words, evidence, remedy=remedy), parts)
             elif waited >= _SETTLED and not (no_executor and code == WaitCode.NO_EXECUTOR):
-                words, _, evidence = oldest.why.words.partition("; ")
-                yield _counting(Need("waiting_runs", Severity.ERROR, words, evidence, remedy=remedy), parts)
+                need = Need("waiting_runs", Severity.ERROR, oldest.why.reason, oldest.why.detail or "", remedy=remedy)
+                yield _counting(need, parts)
 
     def _left(self, waiting: int) -> str:
         """Return the time that a backlog takes at the pace of the last minute; empty if that is short."""
@@ -260,13 +260,11 @@ def _role_of(finding: Finding) -> str | None:
     return finding.remedy.rpartition(" ")[2] if finding.check == "services" else None
 
 
-def _silent(need: Need, fleet: FleetStatus) -> Need:
+def _silent(need: Need, runs: int, fleet: FleetStatus) -> Need:
     """Return the need of silent executors, with their last heartbeat and the runs that they hold."""
     last = [each.last_heartbeat_at for each in fleet.services if each.queues is not None and each.is_silent]
-    runs = sum(each.orphaned for each in fleet.due)
     held = replace(need, count=runs, counted="orphaned") if runs else need
-    evidence = need.evidence.partition("; ")[2]  # `since` has the heartbeat
-    return replace(held, evidence=evidence, since=min(last, default=None), latest=max(last, default=None))
+    return replace(held, evidence=lost_words(runs), since=min(last, default=None), latest=max(last, default=None))
 
 
 def with_slots(
@@ -318,13 +316,13 @@ def _causes(waiting: Sequence[Waiting]) -> dict[tuple[WaitCode, str, str], list[
 
 def _limit(each: Waiting) -> str:
     """Return the limit that holds a run, in words that are the same for all runs that it holds."""
-    words = each.why.words
+    words = each.why.reason
     if each.is_mixed:
         return "other limits hold runs"
     if each.why.code == WaitCode.TENANT:
-        return words.partition(";")[0]
+        return words
     if each.why.code == WaitCode.TENANT_RATE:
-        return f"runs are {words.partition(';')[0]}"
+        return f"runs are {words}"
     waits = words.removeprefix("waits ").replace("its turn", "their turn", 1)
     return words if waits == words else f"runs wait {waits}"
 

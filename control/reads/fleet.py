@@ -12,7 +12,7 @@ from uuid import UUID
 from psycopg.rows import class_row
 from pydantic import Field
 
-from tidewheel.control.reads.findings import Finding, Severity
+from tidewheel.control.reads.findings import Finding, Severity, lost_words
 from tidewheel.control.reads.stored import rows_as
 from tidewheel.control.reads.waits import LEASE, start_executor
 from tidewheel.control.reads.workload import HeldLane, held_findings, read_held_lanes
@@ -69,6 +69,7 @@ class ExecutorSummary:
     started_at: Annotated[datetime, Field(description="When it registered.")]
     last_heartbeat_at: Annotated[datetime, Field(description="When its last heartbeat came.")]
     is_silent: Annotated[bool, Field(description="True without a heartbeat for longer than its lease.")]
+    lease_ends_at: Annotated[datetime, Field(description="When its lease ends, or has ended, without a heartbeat.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +272,7 @@ def read_status(connection: Conn, shards: int) -> FleetStatus:
     due, held = read_due_runs(connection), read_held_lanes(connection)
     problems = (
         *_missing_roles(services, has_jobs=has_jobs),
-        *_silent_executors(services),
+        *_silent_executors(connection, services),
         *find_unhandled_runs(connection),
         *held_findings(held, now),
         *find_fallbacks(connection),
@@ -351,8 +352,9 @@ def find_unhandled_runs(connection: Conn) -> Iterator[Finding]:
     """Yield a finding for each handler that due runs need and no live executor of their queue has."""
     for each in find_unhandled(connection):
         runs = "run" if each.runs == 1 else "runs"
-        evidence = f"{each.runs:,} {runs} waiting in tenant {each.tenant}, such as {each.run_id}"
-        yield Finding("handlers", Severity.ERROR, each.reason, evidence, start_executor(each.queue, each.handler))
+        evidence = f"{each.runs:,} {runs} waiting in tenant {each.tenant}"
+        remedy = start_executor(each.queue, each.handler)
+        yield Finding("handlers", Severity.ERROR, each.reason, evidence, remedy, each.runs, each.tenant, each.run_id)
 
 
 def find_fallbacks(connection: Conn) -> Iterator[Finding]:
@@ -381,21 +383,18 @@ def _missing_roles(services: Sequence[Service], *, has_jobs: bool) -> Iterator[F
         yield Finding("services", severity, what, evidence, f"tidewheel service {role}")
 
 
-def _silent_executors(services: Sequence[Service]) -> Iterator[Finding]:
-    """Yield one finding for all silent executors beside live ones; a reaper ends their leases."""
+def _silent_executors(connection: Conn, services: Sequence[Service]) -> Iterator[Finding]:
+    """Yield one finding for all silent executors beside live ones, with the number of their runs."""
     leases = [each for each in services if each.role == "executor" and each.queues is not None]
     silent = [each for each in leases if each.is_silent]
     if not silent or len(silent) == len(leases):
         return  # none is silent, or no executor lives, which is a finding of its own
-    latest = max(silent, key=lambda each: each.last_heartbeat_at)
-    one = len(silent) == 1
-    who, their = (f"{latest.name} is", "its") if one else (f"{len(silent):,} executors are", "their")
-    evidence = (
-        f"no heartbeat since {format_second(latest.last_heartbeat_at)}; {their} runs will be retried elsewhere, but "
-        "at_most_once runs will fail"
-    )
+    latest, counts = max(silent, key=lambda each: each.last_heartbeat_at), count_runs(connection)
+    one, runs = len(silent) == 1, sum(counts.get(each.process_id, 0) for each in silent)
+    who = f"{latest.name} is" if one else f"{len(silent):,} executors are"
+    evidence = f"no heartbeat since {format_second(latest.last_heartbeat_at)}; {lost_words(runs)}"
     remedy = f"read the output of {'its process on that host' if one else 'their processes'}"
-    yield Finding("executors", Severity.WARNING, f"{who} silent", evidence, remedy)
+    yield Finding("executors", Severity.WARNING, f"{who} silent", evidence, remedy, runs)
 
 
 def freeze_text(freeze: Freeze) -> str:

@@ -104,7 +104,9 @@ def _words(fires: int, skips: int, hold: str, *, at_least: bool) -> tuple[str, .
     if not count:
         return (f"No occurrence came due during the {hold}.",)
     due = f"{least}{count:,} occurrence{'' if count == 1 else 's'} came due during the {hold}"
-    words = f"{due}: {fires:,} to fire at once, {skips:,} to skip."
+    ends = [f"{fires:,} {'fires' if fires == 1 else 'fire'} at once"] if fires else []
+    ends += [f"{skips:,} {'is' if skips == 1 else 'are'} skipped"] if skips else []
+    words = f"{due}: {', '.join(ends)}."
     return (words, "To run a skipped occurrence later, use a backfill.") if skips else (words,)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from shlex import quote
-from typing import Annotated, cast
+from typing import Annotated, NamedTuple, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -28,11 +28,13 @@ _SQL = Statements("tidewheel.control")
 
 LEASE = timedelta(seconds=30)
 """The lease of an executor that has recorded none."""
+AFTER_LOSS = "is retried, or fails if its job is at_most_once"
+"""What becomes of a run whose attempt is lost."""
 
 _MOST = 10_000  # open runs that are looked at for active ones until a scheduler has counted these: about 10 ms
 
 _CLAIMABLE = frozenset(sources(Move.CLAIM))
-_ENDED: Mapping[object, str] = {
+_ENDS: Mapping[object, str] = {
     AttemptOutcome.LOST: "was lost with its executor",
     AttemptOutcome.TIMED_OUT: "timed out",
 }
@@ -75,6 +77,18 @@ class Wait:
     cancel_requested: Annotated[
         bool, Field(description="True if its own cancel is accepted, or a cancellation names it.")
     ] = False
+    detail: Annotated[
+        str | None,
+        Field(
+            description="What `words` has beside the reason: the error of the last attempt, the last heartbeat of an"
+            " executor, which run is next, or what becomes of the attempt."
+        ),
+    ] = None
+
+    @property
+    def reason(self) -> str:
+        """Its words without the detail."""
+        return self.words.replace(f" ({self.detail})", "", 1).removesuffix(f"; {self.detail}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +132,7 @@ class WaitFacts:
     rate_per_second: float | None = None  # of its tenant, if that rate holds it
     now: datetime | None = None
     created_at: datetime | None = None
+    lease_ends_at: datetime | None = None  # that of the executor that owns its attempt
 
 
 def read_waits(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, Wait]:
@@ -136,23 +151,33 @@ def read_waits(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, Wait]:
             freezes.setdefault(row.run_id, []).append(row.freeze)
     ends = _last_ends(connection, [facts for facts in found if facts.state == RunState.RETRYING and facts.is_ahead])
     return {
-        facts.run_id: wait_of(facts, tuple(freezes.get(facts.run_id, ())), ends.get(facts.run_id, "ended"))
+        facts.run_id: wait_of(facts, tuple(freezes.get(facts.run_id, ())), ends.get(facts.run_id, _ENDED))
         for facts in found
     }
 
 
-def _last_ends(connection: Conn, retrying: Sequence[WaitFacts]) -> dict[UUID, str]:
-    """Return how the last attempts of these runs ended, in words."""
+class LastEnd(NamedTuple):
+    """The end of a run's last attempt in words, and its error."""
+
+    words: str
+    error: str | None = None
+
+
+_ENDED = LastEnd("ended")
+
+
+def _last_ends(connection: Conn, retrying: Sequence[WaitFacts]) -> dict[UUID, LastEnd]:
+    """Return how the last attempts of these runs ended."""
     days = [each for facts in retrying for each in (facts.created_at, facts.now) if each is not None]
     if not days:
         return {}
     columns = {"run_ids": [facts.run_id for facts in retrying], "since": min(days), "until": max(days)}
     found = connection.execute(_SQL["read_last_attempts"], columns, binary=True).fetchall()
-    rows = cast("list[tuple[UUID, str, str]]", found)
-    return {run_id: _ENDED.get(outcome, "failed") + (f" ({error})" if error else "") for run_id, outcome, error in rows}
+    rows = cast("list[tuple[UUID, str, str | None]]", found)
+    return {run_id: LastEnd(_ENDS.get(outcome, "failed"), error or None) for run_id, outcome, error in rows}
 
 
-def wait_of(facts: WaitFacts, freezes: tuple[Freeze, ...], last: str) -> Wait:
+def wait_of(facts: WaitFacts, freezes: tuple[Freeze, ...], last: LastEnd) -> Wait:
     """Return the reason for which a run waits, after a last attempt that ended so."""
     if not (facts.cancel_requested or facts.cancellation_id is not None or facts.state == RunState.CANCELLING):
         return _going_on(facts, freezes, last)
@@ -168,7 +193,7 @@ def _cancelled(facts: WaitFacts) -> Wait:
     return Wait(WaitCode.CANCEL, words, cancellation_id=number)
 
 
-def _going_on(facts: WaitFacts, freezes: tuple[Freeze, ...], last: str) -> Wait:
+def _going_on(facts: WaitFacts, freezes: tuple[Freeze, ...], last: LastEnd) -> Wait:
     match facts.state:
         case RunState.BUFFERED:
             return _buffered(facts)
@@ -182,16 +207,18 @@ def _going_on(facts: WaitFacts, freezes: tuple[Freeze, ...], last: str) -> Wait:
             return _claimable(facts, freezes, last)
 
 
-def _claimable(facts: WaitFacts, freezes: tuple[Freeze, ...], last: str) -> Wait:
+def _claimable(facts: WaitFacts, freezes: tuple[Freeze, ...], last: LastEnd) -> Wait:
     if freezes:
         words = "\n".join(freeze.words for freeze in freezes)
         action = "; ".join(f"`{freeze.thaw_command}`" for freeze in freezes)
         return Wait(WaitCode.FROZEN, words, action, freezes=freezes)
     if facts.is_ahead and facts.publish_at is not None:
-        code, words = WaitCode.NOT_YET, "may start"
-        if facts.state == RunState.RETRYING:
-            code, words = WaitCode.RETRY, f"attempt {facts.attempt} {last}; retrying"
-        return Wait(code, f"{words} at {format_second(facts.publish_at)}", until=facts.publish_at)
+        at = format_second(facts.publish_at)
+        if facts.state != RunState.RETRYING:
+            return Wait(WaitCode.NOT_YET, f"may start at {at}", until=facts.publish_at)
+        error = f" ({last.error})" if last.error else ""
+        words = f"attempt {facts.attempt} {last.words}{error}; retrying at {at}"
+        return Wait(WaitCode.RETRY, words, until=facts.publish_at, detail=last.error)
     return _due(facts)
 
 
@@ -214,16 +241,20 @@ def read_lack(connection: Conn, tenant: str, key: str) -> Wait | None:
 
 
 def _without_executor(facts: "_Able | WaitFacts") -> Wait:
-    queue = facts.queue
-    last = f"; the last one has been silent since {format_second(facts.able_seen_at)}" if facts.able_seen_at else ""
-    remedy = start_executor(queue, facts.handler)
+    queue, code = facts.queue, WaitCode.NO_HANDLER
+    last = f"the last one has been silent since {format_second(facts.able_seen_at)}" if facts.able_seen_at else None
+    reason = f"no live executor of queue {queue} has handler {facts.handler}"
     if not facts.serving:
-        return Wait(WaitCode.NO_EXECUTOR, f"no live executor serves queue {queue}{last}", remedy)
-    if facts.handler.startswith(RESERVED):
+        code, reason = WaitCode.NO_EXECUTOR, f"no live executor serves queue {queue}"
+    elif facts.handler.startswith(RESERVED):
         kind = facts.handler.removeprefix(RESERVED)
-        return Wait(WaitCode.NO_TARGET, f"no live executor of queue {queue} runs {kind} targets{last}", remedy)
-    words = f"no live executor of queue {queue} has handler {facts.handler}{last}"
-    return Wait(WaitCode.NO_HANDLER, words, remedy)
+        code, reason = WaitCode.NO_TARGET, f"no live executor of queue {queue} runs {kind} targets"
+    return _detailed(code, reason, last, start_executor(queue, facts.handler))
+
+
+def _detailed(code: WaitCode, reason: str, detail: str | None, remedy: str, executor_id: UUID | None = None) -> Wait:
+    words = f"{reason}; {detail}" if detail else reason
+    return Wait(code, words, remedy, executor_id=executor_id, detail=detail)
 
 
 def start_executor(queue: str, handler: str) -> str:
@@ -242,9 +273,9 @@ def start_executor(queue: str, handler: str) -> str:
 
 def _buffered(facts: WaitFacts) -> Wait:
     if facts.rate_per_second is not None:
-        words = f"held by the tenant's rate, {facts.rate_per_second:g} runs a second; the oldest held run starts first"
+        reason = f"held by the tenant's rate, {facts.rate_per_second:g} runs a second"
         remedy = f"raise the rate with `tidewheel admin tenant limits {facts.tenant} --triggers-per-second`"
-        return Wait(WaitCode.TENANT_RATE, words, remedy)
+        return _detailed(WaitCode.TENANT_RATE, reason, "the oldest held run starts first", remedy)
     if facts.waits_for_key is not None:
         return _key(facts, facts.waits_for_key)
     return _turn(facts) if facts.order_key is None else _order(facts, facts.order_key)
@@ -277,9 +308,9 @@ def _key(facts: WaitFacts, key: str) -> Wait:
     held, places = facts.key_running or 0, facts.key_at_once
     if not key:
         most = held if places is None else places
-        words = f"tenant {facts.tenant} has {held} of {most} active runs; the oldest waiting run starts when one ends"
+        reason = f"tenant {facts.tenant} has {held} of {most} active runs"
         remedy = f"raise the limit with `tidewheel admin tenant limits {facts.tenant} --in-flight N`"
-        return Wait(WaitCode.TENANT, words, remedy)
+        return _detailed(WaitCode.TENANT, reason, "the oldest waiting run starts when one ends", remedy)
     if places is not None and held >= places:
         words = f"waits for a place of the concurrency key {key!r}: {held} of {places} are taken"
         remedy = f"`tidewheel admin limit set {key!r} --at-once {places + 1}`, or raise at_once in its jobs"
@@ -313,9 +344,11 @@ def _owned(facts: WaitFacts) -> Wait:
     name = facts.executor or facts.executor_id
     if facts.is_silent:
         silent = f"has been silent since {format_second(facts.seen_at)}" if facts.seen_at else "is silent"
-        words = f"executor {name} {silent}; a live executor ends the attempt, and retries the run unless at_most_once"
+        ended = f"its lease ended at {format_second(facts.lease_ends_at)}, and " if facts.lease_ends_at else ""
+        detail = f"{ended}a live executor ends attempt {facts.attempt} as lost; the run {AFTER_LOSS}"
         remedy = f"start an executor of queue {facts.queue} if none is running"
-        return Wait(WaitCode.EXECUTOR_SILENT, words, remedy, executor_id=facts.executor_id)
+        reason = f"executor {name} {silent}"
+        return _detailed(WaitCode.EXECUTOR_SILENT, reason, detail, remedy, facts.executor_id)
     runs = f"running on {name}{f' since {format_second(facts.started_at)}' if facts.started_at else ''}"
     if facts.cancel_requested or facts.state == RunState.CANCELLING:
         runs = f"{runs}; cancel requested"

@@ -100,6 +100,7 @@ _NOT_EXECUTED = {
         control: find_keys_from count_wrong name_executors
         nouns.freezes: count_freezable find_standing_freezes
         nouns.workflows: read_graphs
+        nouns.batches: find_runs_of_batches
         control: list_children read_retry_facts find_longest_attempts count_states count_states_of_job""",
     "it needs locked rows, a faulty job or an occurrence of a rare kind": """
         control: find_chain find_unfired oldest_day_of_runs

@@ -17,7 +17,6 @@ from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import TenantQuery, read_query
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import (
-    REASON,
     SAMPLE,
     Dialog,
     Done,
@@ -27,6 +26,7 @@ from tidewheel.control.console.actions import (
     ensure_confirmed,
     ensure_counted,
     no_change,
+    reason_field,
     request_id_of,
     text_of,
     until_of,
@@ -42,7 +42,7 @@ from tidewheel.nouns.operation import Noun, Operation, Parameter, operations, pa
 from tidewheel.nouns.works.operations import KINDS, Changes, Work
 
 _LABELS = {"rate": "Rate limit (per second)"}
-_HELPS = {"rate": "Leave empty for no limit.", "reason": REASON.help}
+_HELPS = {"rate": "Leave empty for no limit.", "reason": reason_field("on the bulk work").help}
 _UNBOUNDED = FieldError("", "more than 10,000 match, too many for one page", "choose a job or a shorter time")
 
 
@@ -76,9 +76,10 @@ class Confirm:
         found = self._count(connection, filters)
         if not found.matched:
             return no_change(f"{verb} {self.things}s?", back, f"No {self.things} matches any more.")
-        danger, others = self._declared.danger is not None, self.others(connection, filters, found.first)
-        taken = min(sum(each.matched_count - each.processed for each in others), found.matched)
-        button = f"{verb} {counted(found.matched, self.things, at_least=found.at_least)}"
+        danger = self._declared.danger is not None
+        others, taken = self._taken(connection, filters, found)
+        left = found.matched - taken or found.matched
+        button = f"{verb} {counted(left, self.things, at_least=found.at_least)}"
         first = found.first[:SAMPLE]
         rest = found.matched - len(first)
         above = f"The oldest {len(first)}:" if rest else f"All {number(found.matched)}:" if found.matched > 1 else ""
@@ -93,12 +94,17 @@ class Confirm:
         )  # fmt: skip
         return self._beside(dialog, others, taken, found.matched, urls) if taken else dialog
 
+    def _taken(self, connection: Connection, filters: Mapping[str, Any], found: Any) -> tuple[Sequence[Work], int]:  # noqa: ANN401
+        """Return the works under way that have some of the things of a dry run, and how many these are."""
+        others = self.others(connection, filters, found.first)
+        return others, min(sum(each.matched_count - each.processed for each in others), found.matched)
+
     def _beside(self, dialog: Dialog, others: Sequence[Work], taken: int, matched: int, urls: Urls) -> Dialog:
         """Return the dialog with what works under way do with its things."""
         these = agreed(matched, "This one is", f"These {number(matched)} are")
         being = f"already being {participle(self._changes.verb)}"
         if taken < matched:
-            some = FieldError("", f"{number(taken)} of these {agreed(taken, 'is', 'are')} {being}", "")
+            some = FieldError("", f"{number(taken)} more {agreed(taken, 'is', 'are')} {being}", "")
             return replace(dialog, warnings=(*dialog.warnings, some))
         done, total = (sum(getattr(each, name) for each in others) for name in ("processed", "matched_count"))
         rate = f", at most {others[0].rate:g} per second" if len(others) == 1 and others[0].rate else ""
@@ -117,12 +123,14 @@ class Confirm:
                 raise InvalidInput((_UNBOUNDED,))
             ensure_confirmed(form, found.matched)
         ensure_counted(form, found.matched)
+        _, taken = self._taken(connection, filters, found)
         typed = {each.name: _value(each, text_of(form, each.name)) for each in self._typed}
         given = self._declared.checked({**filters, **typed, "request_id": request_id_of(form)})
         result = self._declared.call(self.noun, connection, given)
         if result.matched == 0:
             refuse("", f"no {self.things} matches", "go back; it has perhaps been changed already")
-        many, be = counted(result.matched, self.things, at_least=result.at_least), agreed(result.matched, "is", "are")
+        left = result.matched - taken or result.matched
+        many, be = counted(left, self.things, at_least=result.at_least), agreed(left, "is", "are")
         to = urls("bulk_work", kind=self._declared.verb, id=result.work_id)
         return Done(to, f"{many} {be} being {participle(self._changes.verb)}.")
 

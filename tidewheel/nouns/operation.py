@@ -197,7 +197,7 @@ class Operation:
 
     @property
     def verb(self) -> str:
-        """The verb in the name of its method, such as `retry` of `retry_failed`."""
+        """The verb in the name of its function, such as `retry` of `retry_failed`."""
         return self.function.__name__.partition("_")[0]
 
     @property
@@ -239,7 +239,7 @@ class Operation:
 
     @cached_property
     def _checks(self) -> type[StrictModel]:
-        return model_of(self.verb, [(each.name, each) for each in self.every_parameter], StrictModel)
+        return model_of(self.name, [(each.name, each) for each in self.every_parameter], StrictModel)
 
     def checked(self, given: Mapping[str, object]) -> dict[str, Any]:
         """Return arguments as declared; refuse others."""

@@ -731,6 +731,8 @@ export interface Wait {
   cancellation_id: number | null;
   /** Its kind. */
   code: WaitCode;
+  /** What `words` has beside the reason: the error of the last attempt, the last heartbeat of an executor, which run is next, or what becomes of the attempt. */
+  detail: string | null;
   /** The executor that owns its attempt. */
   executor_id: string | null;
   /** The standing freezes that name it. */

@@ -92,7 +92,7 @@ def test_runs_that_a_limit_holds_are_backlog_and_a_finding_after_a_minute(client
     assert "held_runs" not in kinds
     with answering(database) as pages:
         overview = pages.get("/", headers=HTML).text
-        assert 'href="/runs?status=buffered&amp;queue=default&amp;lane=standard" data-figure="backlog"' in overview
+        assert 'href="/runs?group=held&amp;queue=default&amp;lane=standard" data-figure="backlog"' in overview
         tab = 'aria-current="page">Buffered <span class="caption number">2</span></a>'
         assert tab in pages.get("/runs?status=buffered", headers=HTML).text
         assert "No run is due" not in overview

@@ -75,3 +75,8 @@ def test_pages_of_works_with_a_damaged_time_end(database: Database, works: list[
         if after is None:
             return
     pytest.fail("a page follows itself")
+
+
+def test_work_of_a_damaged_job_is_listed(database: Database, works: list[str]) -> None:
+    database.execute("""UPDATE works SET filter = filter || '{"job_id": 5}'""")
+    assert sorted(str(each.work_id) for each in database.client.works.list()) == sorted(works)

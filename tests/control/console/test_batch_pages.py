@@ -45,6 +45,9 @@ def callbacks(page: str) -> str:
 def test_page_counts_runs_by_state_and_shows_those_that_failed_first(pages: ApiClient) -> None:
     batch = submitted(pages.database)
     path = f"/batches/{batch}"
+    for each in pages.database.client.batches.get(batch).runs:
+        shown(pages, f"/runs?job={each.key}", '<td class="less">batch</td>')
+        shown(pages, f"/runs/{each.run_id}", "cause <b>batch</b>")
     page = shown(pages, path, "0 of 3 runs ended.", 'aria-label="3 not ended"')
     assert callbacks(page).count("after") == 3
     assert "waits for 3 runs" in page

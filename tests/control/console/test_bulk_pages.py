@@ -96,7 +96,7 @@ def test_cancellation_beside_another_concerns_what_that_leaves(pages: ApiClient)
     triggered(pages.database, "other", 1)
     beside = shown(pages, path)
     assert "Cancel 1 run of queue reports?" in re.sub(r"</?bdi>", "", beside)
-    assert "1 run has not started; it ends as cancelled" in beside
+    assert "1 run has not started and ends as cancelled" in beside
     pages.database.begun("other")
     beside = shown(pages, path, '<button class="danger unchecked"><bdi>Cancel 1 run</bdi></button>')
     assert '<button class="danger checked"><bdi>Cancel 2 runs</bdi></button>' in beside
@@ -279,13 +279,13 @@ def test_dialog_of_a_cancellation_counts_the_started_runs_apart(pages: ApiClient
     assert '<button class="danger"><bdi>Cancel 1 run</bdi></button>' in dialog, "without a choice it has no box"
     assert "1 run has started. An attempt under way gets a signal" in dialog
     triggered(pages.database, "other", 2)
-    dialog = shown(pages, path, "Cancel runs of other?", "Select this to cancel 3 runs instead of 2.")
+    dialog = shown(pages, path, "Cancel runs of other?", "Cancels 3 runs instead of 2.")
     assert 'name="include_started" value="yes" aria' in dialog, "it is not checked"
     assert '<button class="danger unchecked"><bdi>Cancel 2 runs</bdi></button>' in dialog, "the box decides the number"
     assert '<button class="danger checked"><bdi>Cancel 3 runs</bdi></button>' in dialog
     assert 'name="with_started" value="3"' in dialog
-    assert "2 runs have not started; they end as cancelled without starting." in dialog
-    assert_has(dialog, "1 run has started. If you select", "A run between two attempts ends as cancelled at once.")
+    assert "2 runs have not started and end as cancelled." in dialog
+    assert_has(dialog, "1 run has started. With the box below", "A run between two attempts ends as cancelled at once.")
     form = fields_of(pages.get(path)) | counted(pages, path)
     grown = pages.post(path, data=form | {"include_started": "yes", "with_started": "2"})
     assert "3 match now, and 2 when they were counted" in grown.text
@@ -620,7 +620,7 @@ def test_backfill_shows_its_progress_and_is_paused_and_cancelled(pages: ApiClien
     made = pages.database.client.backfill("daily", now - timedelta(days=9), now, versions="current").backfill_id
     assert "1 in progress<" in shown(pages, "/bulk")
     place = f"/bulk/backfill/{made}"
-    text = shown(pages, place, "It has created none yet.", 'href="/jobs/daily"')
+    text = shown(pages, place, "None yet.", 'href="/jobs/daily"')
     assert "Each run gets version 1, in force when the backfill was accepted." in text
     pages.database.execute("UPDATE backfills SET versions = 'as_of'")
     assert "Each run gets the version in force at its scheduled time." in shown(pages, place)

@@ -92,6 +92,19 @@ def test_executor_that_renews_no_lease_while_its_process_lives_is_stuck(pages: A
     assert tile(page, "Slots used") == "0 of 4 on live executors", "a silent executor has none"
 
 
+def test_silent_executor_has_its_runs_the_end_of_its_lease_and_what_becomes_of_them(pages: ApiClient) -> None:
+    lost = uuid4()
+    executor(pages.database, HANDLER, executor_id=lost)
+    pages.database.submit()
+    for _ in range(2):
+        pages.database.begin(pages.database.trigger(), executor_id=lost)
+    pages.database.execute("UPDATE executors SET last_heartbeat_at = tidewheel_now() - interval '1 h'")
+    shown(pages, f"/fleet?executor={lost}", "Its lease ended", "2 runs held: the next executor ends the attempts")
+    executor(pages.database, HANDLER)
+    shown(pages, f"/fleet?executor={lost}", "2 runs held: a live executor ends the attempts as lost;")
+    assert "2 runs held: a live executor" in pages.get("/").text.replace("</bdi>", "")
+
+
 @pytest.mark.landing
 def test_figures_are_shown_without_kafka_and_name_its_absence(database: Database) -> None:
     database.submit()

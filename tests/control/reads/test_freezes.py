@@ -54,7 +54,7 @@ def test_preview_of_a_thaw_and_of_a_resume_counts_what_they_do(frozen: ClockedDa
         assert {each.key: (each.fires, each.skips) for each in found.jobs} == {
             "job": (0, 9), "once": (1, 6), "all": (7, 0),
         }  # fmt: skip
-        assert found.words[0] == "23 occurrences came due during the freeze: 8 to fire at once, 15 to skip."
+        assert found.words[0] == "23 occurrences came due during the freeze: 8 fire at once, 15 are skipped."
         shown = answer_of(api.get("/api/v1/freezes/thaw-preview?label=team%3Dbilling"))
         assert (shown["fires"], shown["skips"], shown["at_least"]) == (8, 15, False)
         resumed = answer_of(api.get("/api/v1/jobs/paused/resume-preview"))

@@ -1,5 +1,6 @@
 """Each open run has the reason for which it waits, with what to do."""
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -208,6 +209,8 @@ def test_run_under_way_has_its_executor_and_the_silence_of_it(job: Database) -> 
     assert (found.code, found.remedy) == (
         WaitCode.EXECUTOR_SILENT, "start an executor of queue default if none is running",
     )  # fmt: skip
+    assert re.fullmatch(r"its lease ended at .+, and a live executor ends attempt 1 as lost; .+", found.detail or "")
+    assert found.words == f"{found.reason}; {found.detail}"
 
 
 def test_frozen_run_has_its_freezes_and_one_to_cancel_its_cancel(job: Database) -> None:
@@ -292,7 +295,7 @@ def test_use_of_slots_names_idle_executors_and_free_slots_of_the_others() -> Non
     def used(*runs: int, slots: int = 4) -> str:
         live = [
             ExecutorSummary(UUID(int=at), f"e{at}", (), (), slots, stopping=False, started_at=_NOW,
-                            last_heartbeat_at=_NOW, is_silent=False)
+                            last_heartbeat_at=_NOW, is_silent=False, lease_ends_at=_NOW)
             for at in range(len(runs))
         ]  # fmt: skip
         return use_of(live, {UUID(int=at): many for at, many in enumerate(runs) if many}).words

@@ -337,7 +337,14 @@ _LETTERS: Mapping[str, object] = {
     **_UNFILTERED, **_RANGE, "before_at": _FAR_AHEAD, "before_id": (1 << 63) - 1, "after_at": _LONG_AGO, "after_id": 0,
     "look": 20_000,
 }  # fmt: skip
-_RUNS: Mapping[str, object] = {**_UNFILTERED, **_RANGE, "before_at": _FAR_AHEAD, "before_id": _BEYOND, "look": 51}
+_RUNS: Mapping[str, object] = {
+    **_UNFILTERED,
+    **_RANGE,
+    "before_at": _FAR_AHEAD,
+    "before_id": _BEYOND,
+    "look": 51,
+    "going_on": True,
+}
 
 _JOBS: Mapping[str, object] = {
     **_UNFILTERED, "after": "job-2", "prefix": "", "beyond": None, "labels": Jsonb({}), "occurs": True, "look": 20_000,
@@ -445,6 +452,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "group_open_runs": {"look": 10_000, "holds": 5},
     "read_error_lines": {"run_ids": [_NOWHERE]},
     "read_newest_errors": {"job_ids": [_NOWHERE]},
+    "find_runs_of_batches": {"run_ids": [_NOWHERE]},
     "find_unwell": {"job_ids": [_NOWHERE]},
     "count_freezable": {**_FREEZE, "tenant": "acme", "look": 20_000, "waiting": ["queued"], "under_way": ["running"]},
     "read_waits": {
@@ -783,7 +791,8 @@ _HOT = {
     "tidewheel.nouns.dead_letters": "list_dead_letters last_dead_letter_looked_at group_dead_letters",
     "tidewheel.nouns.freezes": "read_frozen_timers",
     "tidewheel.nouns.limits": "list_blocked_keys read_blocked_key list_key_limits list_keys_in_use",
-    "tidewheel.nouns.batches": "list_batches read_batch_runs list_failed_runs read_batch_callbacks read_run_edges",
+    "tidewheel.nouns.batches": "list_batches read_batch_runs list_failed_runs find_runs_of_batches"
+    " read_batch_callbacks read_run_edges",
     "tidewheel.nouns.workflows": "find_workflows find_workflows_of_root",
     "tidewheel.nouns.works": "count_backfilled",
 }

@@ -1,7 +1,7 @@
 """`client.batches`: submit batches of runs, add to them, follow and end them; records and reads."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import Annotated, Any, NamedTuple, cast
@@ -17,11 +17,13 @@ from tidewheel.jobs.batches import AddedRuns, BatchCallbacks, BatchRuns
 from tidewheel.jobs.strict_json import Json, as_object, read_value
 from tidewheel.jobs.values import Reason
 from tidewheel.nouns.operation import Noun, Page, Rows, as_id, operation, read_page, reads
+from tidewheel.nouns.runs.model import RunSummary
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.nouns.works.operations import POLL_SECONDS, Polling
 from tidewheel.postgres.pg_binary import uuids
-from tidewheel.postgres.session import Conn, read_row, read_rows, rows_of
+from tidewheel.postgres.session import Conn, list_ids, read_row, read_rows, rows_of
 from tidewheel.postgres.statements import Statements
+from tidewheel.runs import Cause
 from tidewheel.transitions.occurrences import NodeRun, read_node_runs
 
 _SQL = Statements("tidewheel.nouns.batches")
@@ -153,6 +155,13 @@ def _run(row: _Row, run: NodeRun | None, parents: Sequence[NodeParent]) -> Batch
     return BatchNode(
         row.ref, row.key, row.run_id, run.state, parents, run.reason, run.attempt, run.started_at, run.finished_at
     )
+
+
+def with_causes(connection: Conn, runs: Sequence[RunSummary]) -> Sequence[RunSummary]:
+    """Return runs with the cause `batch` for those of batches, whose rows have the cause `workflow`."""
+    parts = [run.run_id for run in runs if run.cause == Cause.WORKFLOW]
+    found = set(list_ids(connection, _SQL["find_runs_of_batches"], {"run_ids": parts}) if parts else ())
+    return [replace(run, cause="batch") if run.run_id in found else run for run in runs]
 
 
 class FailedRun(NamedTuple):

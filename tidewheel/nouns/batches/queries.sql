@@ -45,6 +45,14 @@ SELECT r.ref, r.run_id, j.key, f.state, f.attempt, f.started_at, f.finished_at, 
  ORDER BY r.ref
  LIMIT %(limit)s
 
+-- name: find_runs_of_batches
+-- Returns those of the given runs that belong to batches.
+-- Index: the primary keys of open runs and of the partitions, workflows_pkey. No lock.
+SELECT r.run_id
+  FROM runs AS r
+  JOIN workflows AS w ON w.root_run_id = r.workflow_run_id AND w.root_job_id = '00000000-0000-0000-0000-000000000000'
+ WHERE r.run_id = ANY (%(run_ids)s)
+
 -- name: read_batch_callbacks
 -- Returns the callbacks of a batch.
 -- Index: batches_pkey. No lock.

@@ -14,7 +14,7 @@ from tidewheel.api_keys import Scope
 from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import Cursors, PageQuery, TenantQuery, Text, read_query
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.actions import REASON, Dialog, Done, no_change, request_id_of, text_of
+from tidewheel.control.console.actions import Dialog, Done, no_change, reason_field, request_id_of, text_of
 from tidewheel.control.console.door import Form
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, list_view, or_else, page_now, part_of, read_filters
@@ -200,8 +200,8 @@ class ChangeBatch:
         what, of = counted(runs, f"{failed}run") if runs else "", f"batch {short_id(batch.batch_id)}"
         return Dialog(
             f"{verb} {what} of {of}?" if what else f"{verb} {of}?", f"{verb} {what or 'batch'}", back,
-            will=(will,), stays=(stays,) if stays else (), fields=() if self.verb == "close" else (REASON,),
-            danger=self.verb == "cancel",
+            will=(will,), stays=(stays,) if stays else (), danger=self.verb == "cancel",
+            fields=() if self.verb == "close" else (reason_field("on the batch"),),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:

@@ -53,7 +53,7 @@ _GROUPS = 8
 _MOST_GROUPS = 100  # of a page
 _WORDS = 120  # characters of an error in a dialog
 _WORKS = 20  # redrives, of which some are under way
-_SPAN = {"since", "until", "job_id"}  # of a stored filter, beside its words
+_SPAN = {"since", "until"}
 _LIST = operations(DeadLetters)["list"]
 _FORM = form_of(_LIST.parameters, without=("redriven", "key"))
 
@@ -94,8 +94,9 @@ class DeadLettersListPage:
         def folded(page: DeadLettersPage) -> Mapping[str, object]:
             return {"folds": neighbours(page.dead_letters, _alike, lambda each: str(each.id) == query.opened)}
 
-        filters, by_cause = filters_of(query, "opened", "view"), query.view == "causes" and query.show == "open"
-        by_cause = by_cause and query.cursor is None and not set(filters) - {"last", "since"}
+        filters = filters_of(query, "opened", "view")
+        groupable = query.show == "open" and query.cursor is None and not set(filters) - {"last", "since"}
+        groups = partial(DeadLetters(connection).groups, since=since, redriven=False)
         view = list_view(
             "dead_letters", query, listed, errors=errors, now=now, urls=urls, of_page=folded, fields=_FORM,
             shown=("view", "opened"),
@@ -104,7 +105,7 @@ class DeadLettersListPage:
         for name, at in (("since", since), ("until", narrowed["until"])):  # an instant in place of its words
             selected |= {} if at is None else {name: format_timestamp(at.replace(microsecond=0))}
         more: dict[str, Any] = {
-            "groups": part(lambda: DeadLetters(connection).groups(since=since, redriven=False)) if by_cause else None,
+            "groupable": groupable, "groups": part(groups) if groupable and query.view == "causes" else None,
             "shown_groups": _GROUPS, "most_groups": _MOST_GROUPS, "group_filters": group_filters,
             "redrive_of": partial(_redrive_of, or_else(part(lambda: _redrives(connection)), ())),
             "selected": selected, "redriven": {"open": "false", "redriven": "true", "all": None}[query.show],
@@ -194,8 +195,9 @@ def _under_way(connection: Connection, given: Mapping[str, Any], first: Sequence
 
 
 def _narrowing(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a filter without its times and its empty fields."""
-    return {name: value for name, value in given.items() if value and name not in _SPAN}
+    """Return a filter without times and empty fields; a job_id without its job stays, and matches none."""
+    left_out = {*_SPAN, "job_id"} if "job" in given else _SPAN
+    return {name: value for name, value in given.items() if value and name not in left_out}
 
 
 def _alike(each: DeadLetterSummary) -> object:

@@ -15,8 +15,9 @@ from tidewheel.nouns.operation import InDoors
 from tidewheel.runs import FINAL, SCHEDULED, AttemptOutcome, Cause, Lane, RunState
 
 STATUSES = (*sorted(RunState), SCHEDULED)
-Group = Literal["due", "running_or_cancelling", "failed_or_timed_out"]
-"""States that one figure of the console counts together. `due` leaves out the runs whose time is ahead."""
+Group = Literal["due", "held", "running_or_cancelling", "failed_or_timed_out"]
+"""States that one figure of the console counts together. `due` leaves out the runs whose time is ahead, and both `due`
+and `held` those whose cancel is accepted."""
 Status = Literal[
     "scheduled", "queued", "buffered", "running", "waiting", "retrying", "cancelling", "blocked", "succeeded", "failed",
     "timed_out", "cancelled", "skipped",

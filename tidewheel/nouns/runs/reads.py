@@ -57,7 +57,8 @@ _BINNED, _LEAST_OF_BIN = 20_000, 3  # runs of all jobs of a grid, some tens of m
 _LOOKED_AT_FOR_STATES = 5_000  # open, failed and ended runs each
 LOOKED_AT_WITH_LABELS = 1_000  # each needs its job, and its inputs in every partition
 _GROUPS: Mapping[Group, Sequence[str]] = {
-    "due": sources(Move.CLAIM), "running_or_cancelling": OWNED, "failed_or_timed_out": sorted(DEAD_LETTERED),
+    "due": sources(Move.CLAIM), "held": [RunState.BUFFERED], "running_or_cancelling": OWNED,
+    "failed_or_timed_out": sorted(DEAD_LETTERED),
 }  # fmt: skip
 
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
@@ -301,7 +302,7 @@ def _columns(tenant: str, filters: PageFilter, span: _Span) -> dict[str, object]
     columns: dict[str, object] = {
         **dict.fromkeys(PageFilter.__annotations__), **filters, "since": span.since, "until": span.until,
         "tenant": tenant, "ahead": None, "states": _states_of(filters), "before_id": span.before_id,
-        "first_id": span.first_id,
+        "first_id": span.first_id, "going_on": filters.get("group") in {"due", "held"},
         "order_id": None if order is None else order_id(tenant, order),
     }  # fmt: skip
     columns |= {name: Jsonb(found) if (found := filters.get(name)) else None for name in _LABELS}

@@ -65,12 +65,12 @@ class _Limit(NamedTuple):
 
 _LIMITS: Mapping[str, _Limit] = {
     "jobs": _Limit("jobs", "", "Jobs", "A new job that would exceed this number is refused."),
-    "in_flight": _Limit("active runs", "", "Active runs", "How many runs may be active at once; more wait."),
+    "in_flight": _Limit("active runs", "", "Active runs", "So many runs are active at once; further runs wait."),
     "triggers_per_second": _Limit(
         "triggers", " per second", "Triggers per second", "Triggers above this rate are delayed."
     ),
     "payload_bytes": _Limit("payload", " bytes", "Payload, in bytes", "A larger payload is refused."),
-    "keys": _Limit("API keys", "", "API keys", "The tenant's own keys create no further ones; 20 if empty."),
+    "keys": _Limit("API keys", "", "API keys", "The most keys that the tenant's own keys may create; 20 if empty."),
     "key_rate": _Limit(
         "API requests", " per second", "API requests per second",
         "Of all its keys together; if empty, each key has a rate of its own.",
@@ -201,7 +201,7 @@ def _fields(tenant: TenantSummary | None, usage: TenantUsage | None) -> Sequence
         used = "" if usage is None else _used(name, usage)
         found.append(Field(name, each.title, "number", "" if limit is None else f"{limit:.10g}", each.effect + used))
     zone = "" if tenant is None else tenant.timezone or ""
-    about = "Of cron schedules that name none, such as Europe/Berlin; UTC if empty. Jobs that are stored keep theirs."
+    about = "For cron schedules without one, such as Europe/Berlin; UTC if empty. Stored jobs keep theirs."
     return [*found, Field("timezone", "Time zone", value=zone, help=about)]
 
 

@@ -16,14 +16,23 @@ from tidewheel.audit import ACCEPTED
 from tidewheel.control.api.authorization import Caller
 from tidewheel.control.api.request_input import Cursors, PageQuery, TenantQuery, Whole, read_query
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.actions import REASON, SAMPLE, Dialog, Done, no_change, request_id_of, sample_of, text_of
+from tidewheel.control.console.actions import (
+    SAMPLE,
+    Dialog,
+    Done,
+    no_change,
+    reason_field,
+    request_id_of,
+    sample_of,
+    text_of,
+)
 from tidewheel.control.console.door import Form
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, list_view, or_else, page_now, part_of, read_filters
 from tidewheel.control.console.words import agreed, counted, state, when
 from tidewheel.control.reads.outcomes import ErrorLine, read_error_lines
 from tidewheel.control.reads.waits import Wait, read_waits
-from tidewheel.doors.address import after_of, next_cursor, query_with
+from tidewheel.doors.address import after_of, form_of, next_cursor, query_with
 from tidewheel.errors import refuse
 from tidewheel.ids import read_uuid
 from tidewheel.nouns.audit_log.operations import AuditEntry, list_audit_log
@@ -48,6 +57,7 @@ ROWS = 200
 """Jobs in one page of the list."""
 _LIST = operations(Workflows)["list"]
 _QUERY, _NAMES = query_with(PageQuery, _LIST, _LIST.parameters)
+_FORM = form_of(_LIST.parameters, without=("key",))
 _NAMED = 3  # jobs that a sentence names
 _FITS = 980  # pixels of a graph that are seen at once
 _GENERATIONS = 20  # that the page links to
@@ -158,7 +168,9 @@ class WorkflowsPage:
         def jobs(page: Page[WorkflowSummary]) -> Mapping[str, object]:
             return or_else(part_of(connection, _read_jobs, page), _NO_JOBS)
 
-        return list_view("workflows", query, listed, errors=errors, now=page_now(connection), urls=urls, of_page=jobs)
+        return list_view(
+            "workflows", query, listed, errors=errors, now=page_now(connection), urls=urls, of_page=jobs, fields=_FORM
+        )
 
 
 _NO_JOBS: Mapping[str, object] = {"runs": {}, "first": {}, "lines": {}, "shares": {}}
@@ -275,8 +287,8 @@ class PauseWorkflow:
         return Dialog(
             question.format(found.summary.key), "Pause workflow", _page(urls, request),
             will=_count(len(waiting), "job", "without a run waits until a resume", "without a run wait until a resume"),
-            stays=_count(len(_going_on(connection, found)), "open run", "continues", "continue"), fields=(REASON,),
-            sample=waiting[:SAMPLE],
+            stays=_count(len(_going_on(connection, found)), "open run", "continues", "continue"),
+            sample=waiting[:SAMPLE], fields=(reason_field("on the workflow"),),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -355,7 +367,7 @@ class CancelWorkflow:
                     "have ended and stay as they are",
                 ),
             ),
-            sample=sample_of(going_on, runs), fields=(REASON,),
+            sample=sample_of(going_on, runs), fields=(reason_field("on the workflow"),),
             danger=True,
         )  # fmt: skip
 

@@ -4,9 +4,9 @@ w.work_id, w.kind, w.state, jsonb_strip_nulls(w.filter || jsonb_build_object('jo
        w.done_count, w.rejected_count, w.rejections, w.reason, w.created_at, w.finished_at, w.facts
 
 -- part: from_works(w)
--- The columns of works in the table works.
+-- The columns of works in the table works; a damaged id names no job.
 w.work_id, w.kind, w.state, w.filter, w.rate, w.matched_count, w.done_count, w.rejected_count, w.rejections, w.reason,
-               w.created_at, w.finished_at, '{}'::jsonb AS facts, (w.filter ->> 'job_id')::uuid AS job_id
+               w.created_at, w.finished_at, '{}'::jsonb AS facts, CASE WHEN w.filter ->> 'job_id' ~ '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' THEN (w.filter ->> 'job_id')::uuid END AS job_id
 
 -- part: from_backfills(b)
 -- The columns of a backfill as a work: it has a table of its own.
