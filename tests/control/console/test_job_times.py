@@ -141,7 +141,7 @@ def test_failures_since_a_version_name_its_change_and_lead_back(clocked: Clocked
     clocked.stop_clock(t("03-02T09:00:12"))
     for _ in range(2):
         clocked.end(ending(clocked.begun(), RunState.FAILED, error_type="E", error_message="token expired\nat line 4"))
-    page = shown(pages, "/jobs/job", "2 failures in a row since 09:00, 12 s after version 2 was saved.")
+    page = shown(pages, "/jobs/job", "2 failures in a row since 09:00, 12.0 s after version 2 was saved.")
     assert "<bdi>E: token expired</bdi>" in page
     assert "Changed since version 1: <code>payload</code> from {&#34;token&#34;: &#34;a&#34;} to" in page
     assert 'href="/jobs/job/versions?a=1&amp;b=2">Compare 1 and 2</a>' in page
