@@ -184,13 +184,14 @@ def _waiting(
 
 
 def _lacking(queue: str, late: Sequence[DueRuns], fleet: FleetStatus, unhandled: Sequence[Unhandled]) -> str:
-    """Return how many waiting runs of a queue need a handler that no live executor has, and how many have one."""
+    """Return how many waiting runs of a queue need a handler that no live executor has."""
     lacking = sum(each.runs for each in unhandled if each.queue == queue)
     if not lacking:
         return ""
-    words = f"{counted(lacking, 'run')} of this queue {agreed(lacking, 'needs', 'need')} a handler that no executor has"
     many = sum(each.due for each in late if each.queue == queue)
-    return words if fleet.freezes or not lacking <= many < COUNTED else f"{words}, {number(many - lacking)} have one"
+    of_all = "" if fleet.freezes or not lacking <= many < COUNTED else f" of {number(many)}"
+    runs = "runs" if of_all else agreed(lacking, "run of this queue", "runs of this queue")
+    return f"{number(lacking)}{of_all} {runs} {agreed(lacking, 'needs', 'need')} a handler that no executor has"
 
 
 def _why_idle(each: Row, fleet: FleetStatus, late: Sequence[DueRuns], unhandled: Sequence[Unhandled]) -> str:
@@ -200,12 +201,15 @@ def _why_idle(each: Row, fleet: FleetStatus, late: Sequence[DueRuns], unhandled:
         return ""
     if queues and all(any(freeze.covers(queue) for freeze in fleet.freezes) for queue in queues):
         return f"{counted(len(queues), 'queue')} frozen"
-    due = sum(one.due for one in late if one.queue in each.executor.queues)
-    lacking = [one for one in unhandled if one.queue in each.executor.queues]
+    due, lacking = Counter[str](), Counter[str]()
+    for one in late:
+        due.update({one.queue: one.due} if one.queue in each.executor.queues else {})
+    for other in unhandled:
+        lacking[other.queue] += other.runs
     if late and not due:
         return "runs wait in other queues"
-    if due and not fleet.freezes and due <= min(sum(one.runs for one in lacking), COUNTED - 1):
-        needed = sorted({one.handler for one in lacking})
+    if due and not fleet.freezes and all(many <= min(lacking[queue], COUNTED - 1) for queue, many in due.items()):
+        needed = sorted({other.handler for other in unhandled if other.queue in due})
         return f"runs need {needed[0] if len(needed) == 1 else counted(len(needed), 'other handler')}"
     return "idle while runs wait" if due else ""
 

@@ -291,7 +291,7 @@ def test_calendar_and_list_show_clock_changes_days_skips_and_moves(clocked: Cloc
     page = shown(pages, "/jobs/nightly/next", "19 Mar to 19 Apr", "▨ <bdi>holidays</bdi>")
     assert_has(page, "the clock goes from 02:00 to 03:00", "Skip…")
     assert [day in page for day in (">16<", ">1 Apr<", ">19<", ">20 Apr<")] == [True, True, True, False]
-    shown(pages, "/jobs/nightly/next?month=2026-03", "March 2026")
+    shown(pages, "/jobs/nightly/next?month=2026-03", "March 2026", 'name="month" aria-label="Month" value="2026-03"')
     answer = posted(pages, "/jobs/nightly/skip?at=2026-03-21T01:30:00Z", reason="<b>closed")
     assert answer.headers["location"] == "/jobs/nightly/next"
     shown(pages, "/jobs/nightly/next", "will be skipped.", "◆ 1 skipped", "&lt;b&gt;closed", "Undo…")
