@@ -65,7 +65,7 @@ SELECT min(w.scheduled_at) FILTER (WHERE w.cause = 'timer' AND w.attempt = 0) AS
                  LIMIT 100) AS w
 
 -- part: fails(c)
--- A job with a failure among its last 10 ends of seven days, looked for among its last 20 runs, or within five minutes.
+-- A job with a failure among its last 10 ends of seven days or within five minutes, looked for among its last 20 or 100 runs.
 -- Why five minutes: a job that runs each second and fails at times would change to recovered and back.
 ((SELECT bool_or(e.state IN ('failed', 'timed_out'))
     FROM (SELECT r.state
