@@ -53,7 +53,7 @@ _FAMILIES: Mapping[str, str] = {
     "warning": "trouble",
     AttemptOutcome.LOST: "trouble", AttemptOutcome.RELEASED: "ahead", AttemptOutcome.SNOOZED: "ahead",
 }  # fmt: skip
-_STATES = {RunState.QUEUED: "waiting", RunState.WAITING: "awaiting completion"}
+_STATES = {RunState.QUEUED: "waiting", "due": "waiting", RunState.WAITING: "awaiting completion"}
 """States by the words of the glossary, where they differ from the stored ones."""
 _REASONS = {**SKIP_WORDS, NO_REASON: "by request, without a reason"}
 _SYMBOLS: Mapping[str, str] = {
