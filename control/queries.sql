@@ -65,16 +65,23 @@ SELECT min(w.scheduled_at) FILTER (WHERE w.cause = 'timer' AND w.attempt = 0) AS
                  LIMIT 100) AS w
 
 -- part: fails(c)
--- A job with a failure among its last 10 ends of seven days, looked for among its last 20 runs.
-(SELECT bool_or(e.state IN ('failed', 'timed_out'))
-   FROM (SELECT r.state
-           FROM (SELECT l.state, l.scheduled_at FROM finished_runs AS l
-                  WHERE l.job_id = c.job_id AND l.finished_at > tidewheel_now() - interval '7 days'
-                  ORDER BY l.scheduled_at DESC
-                  LIMIT 20) AS r
-          WHERE r.state <> 'skipped'
-          ORDER BY r.scheduled_at DESC
-          LIMIT 10) AS e)
+-- A job with a failure among its last 10 ends of seven days or within five minutes, looked for among its last 20 or 100 runs.
+-- Why five minutes: a job that runs each second and fails at times would change to recovered and back.
+((SELECT bool_or(e.state IN ('failed', 'timed_out'))
+    FROM (SELECT r.state
+            FROM (SELECT l.state, l.scheduled_at FROM finished_runs AS l
+                   WHERE l.job_id = c.job_id AND l.finished_at > tidewheel_now() - interval '7 days'
+                   ORDER BY l.scheduled_at DESC
+                   LIMIT 20) AS r
+           WHERE r.state <> 'skipped'
+           ORDER BY r.scheduled_at DESC
+           LIMIT 10) AS e)
+ OR EXISTS (SELECT FROM (SELECT l.state FROM finished_runs AS l
+                          WHERE l.job_id = c.job_id AND l.scheduled_at > tidewheel_now() - interval '5 min'
+                            AND l.finished_at > tidewheel_now() - interval '5 min'
+                          ORDER BY l.scheduled_at DESC
+                          LIMIT 100) AS r
+             WHERE r.state IN ('failed', 'timed_out')))
 
 -- name: find_unwell
 -- Returns which of these jobs fail, by the rule of the list of unwell ones.
@@ -87,7 +94,7 @@ SELECT c.job_id FROM unnest(%(job_ids)s::uuid[]) AS c (job_id) WHERE {{fails(c)}
 -- Index: jobs_by_key, walked from the page's start; job_versions_pkey. For quarantined jobs only, quarantine is read once,
 -- and timers_pkey; for unwell ones also failed_runs_by_tenant, by job in the partitions of seven days, and jobs_pkey in place of
 -- jobs_by_key. No lock.
--- Why: unwell are the jobs of the newest 500 failures with one among their last 10 ends, and those in quarantine.
+-- Why: unwell are the jobs of the newest 500 failures that fail, and those in quarantine.
 WITH failing AS MATERIALIZED (
     SELECT c.job_id
       FROM (SELECT DISTINCT n.job_id

@@ -1,6 +1,7 @@
 """Words for people: durations, schedules, and stored text without control characters.
 
-Sentences and pages show durations to three figures or exact. A control character must not steer the reader's terminal.
+Sentences and pages show measured durations to three figures, and settings exactly. A control character
+must not steer the reader's terminal.
 """
 
 from collections.abc import Mapping
@@ -17,10 +18,10 @@ _ZERO, _SECOND, _MILLISECOND = timedelta(0), timedelta(seconds=1), timedelta(mil
 def duration(span: timedelta | None, *, exact: bool = False) -> str:
     """Return a duration; a dash for None.
 
-    Of one that is not `exact`, as a measured one, three figures or two units are enough.
+    One that is not `exact`, as a measured one, has three figures, or from a minute on at most two units.
 
-    >>> [duration(timedelta(seconds=each)) for each in (0.00544, 0.25, 4.2, 12.345, 59.96, 72, 3600, 7500, 200000)]
-    ['5.44 ms', '250 ms', '4.2 s', '12.3 s', '1 min', '1 min 12 s', '1 h', '2 h 5 min', '2 d 7 h']
+    >>> [duration(timedelta(seconds=each)) for each in (0, 0.00544, 0.25, 2, 12.345, 59.96, 72, 3600, 7500, 200000)]
+    ['0 s', '5.44 ms', '250 ms', '2.00 s', '12.3 s', '1 min', '1 min 12 s', '1 h', '2 h 5 min', '2 d 7 h']
     >>> [duration(timedelta(seconds=each), exact=True) for each in (0, 0.25, 45.123456, 61.7, 5400, 200000)]
     ['0 s', '250 ms', '45.123456 s', '1 min 1.7 s', '1 h 30 min', '2 d 7 h 33 min 20 s']
     """
@@ -29,11 +30,11 @@ def duration(span: timedelta | None, *, exact: bool = False) -> str:
     span = max(span, _ZERO)
     if exact and _ZERO < span < _SECOND:
         return f"{_plain(span / _MILLISECOND)} ms"
-    if not exact:
+    if not exact and span:
         for unit, factor, end in _SMALL:
-            text = f"{span.total_seconds() * factor:.3g}"
+            text = f"{span.total_seconds() * factor:#.3g}"
             if float(text) < end:
-                return f"{text} {unit}"
+                return f"{text.rstrip('.')} {unit}"
         span = timedelta(seconds=round(span.total_seconds()))
     parts = list[str]()
     for unit, each in _LARGE:

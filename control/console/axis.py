@@ -125,6 +125,11 @@ class Axis:
         return self.edges[self.behind]
 
     @property
+    def zone_name(self) -> str:
+        """The short name of its zone now, such as CET."""
+        return f"{self.now.astimezone(self.zone):%Z}"
+
+    @property
     def width(self) -> float:
         """The width of a bin, in percent."""
         return 100 / (len(self.edges) - 1)

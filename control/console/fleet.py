@@ -1,7 +1,7 @@
 """The fleet: who is alive, who is full, what doctor reports."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -18,10 +18,12 @@ from tidewheel.control.console.actions import Dialog, Done
 from tidewheel.control.console.door import Form
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, of_all_tenants, or_else, page_now, part
-from tidewheel.control.console.words import counted
+from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.control.doctor.doctor import CHECKS, Broker, Doctor
 from tidewheel.control.reads.findings import lost_words
 from tidewheel.control.reads.fleet import (
+    COUNTED,
+    DueRuns,
     ExecutorSummary,
     FleetStatus,
     Service,
@@ -32,7 +34,9 @@ from tidewheel.control.reads.fleet import (
     read_status,
     use_of,
 )
+from tidewheel.nouns.freezes.model import FrozenScope
 from tidewheel.postgres.replica import Replica
+from tidewheel.scheduler.backlog import Unhandled, find_unhandled
 
 _EXECUTORS = 1000
 _ONE_BY_ONE = 50  # more executors are shown in groups, unusual ones first
@@ -101,7 +105,6 @@ class FleetPage:
             shown.append(opened)
         live = [each for each in alone if not each.executor.is_silent]
         runs = part(lambda: of_all_tenants(connection, list_runs_of, opened.executor)) if opened else ()
-        late = {each.queue for each in fleet.due} if isinstance(fleet, FleetStatus) and not query.find else ()
         owned = Counter(each.owner.name for each in or_else(shards, ()) if each.owner is not None)
         return View(
             {
@@ -111,8 +114,8 @@ class FleetPage:
                 "opened": opened, "lost": lost_words(opened.busy, lives=bool(live)) if opened else "",
                 "shards": shards, "shard_count": self.shards,
                 "replica": self.replica and self.replica.state,
-                "use": {queue: _use(live, queue) for queue in late},
-                "owned": owned, "late_after": _LATE, "orphans": self.shards - owned.total(),
+                **_waiting(connection, fleet, live, all_listed=not query.find),
+                "owned": owned, "orphans": self.shards - owned.total(),
                 "services": [each for each in services if each.role != "executor"],
                 "diagnosis": self.doctor.last() if is_admin else None,
             }
@@ -165,6 +168,52 @@ def _use(live: Sequence[Row], queue: str) -> str:
     """Return the use of the slots of a queue in words."""
     serving = [each for each in live if queue in each.executor.queues and not each.executor.stopping]
     return use_of([each.executor for each in serving], {each.executor.executor_id: each.busy for each in serving}).words
+
+
+def _waiting(
+    connection: Connection, fleet: FleetStatus | Failed | None, live: Sequence[Row], *, all_listed: bool
+) -> Mapping[str, object]:
+    """Return the queues and lanes whose oldest due run waits for long, the most runs first, and idle executors."""
+    if not isinstance(fleet, FleetStatus):
+        return {"late": (), "idle": {}}
+    late = sorted((each for each in fleet.due if each.due and each.oldest >= _LATE), key=lambda each: -each.due)
+    unhandled = or_else(part(lambda: of_all_tenants(connection, find_unhandled)), ()) if late else ()
+    return {
+        "late": late, "lacking": {each.queue: _lacking(each.queue, late, fleet, unhandled) for each in late},
+        "use": {each.queue: _use(live, each.queue) if all_listed else "" for each in late},
+        "idle": {each.executor.executor_id: _why_idle(each, fleet, late, unhandled) for each in live},
+    }  # fmt: skip
+
+
+def _lacking(queue: str, late: Sequence[DueRuns], fleet: FleetStatus, unhandled: Sequence[Unhandled]) -> str:
+    """Return how many waiting runs of a queue need a handler that no live executor has."""
+    lacking = sum(each.runs for each in unhandled if each.queue == queue)
+    if not lacking:
+        return ""
+    many = sum(each.due for each in late if each.queue == queue)
+    of_all = "" if fleet.freezes or not lacking <= many < COUNTED else f" of {number(many)}"
+    runs = "runs" if of_all else agreed(lacking, "run of this queue", "runs of this queue")
+    return f"{number(lacking)}{of_all} {runs} {agreed(lacking, 'needs', 'need')} a handler that no executor has"
+
+
+def _why_idle(each: Row, fleet: FleetStatus, late: Sequence[DueRuns], unhandled: Sequence[Unhandled]) -> str:
+    """Return why an executor without a run starts none, where that is certain."""
+    queues = [FrozenScope(None, queue, {}, "") for queue in each.executor.queues]
+    if each.busy or each.executor.stopping:
+        return ""
+    if queues and all(any(freeze.covers(queue) for freeze in fleet.freezes) for queue in queues):
+        return f"{counted(len(queues), 'queue')} frozen"
+    due, lacking = Counter[str](), Counter[str]()
+    for one in late:
+        due.update({one.queue: one.due} if one.queue in each.executor.queues else {})
+    for other in unhandled:
+        lacking[other.queue] += other.runs
+    if late and not due:
+        return "runs wait in other queues"
+    if due and not fleet.freezes and all(many <= min(lacking[queue], COUNTED - 1) for queue, many in due.items()):
+        needed = sorted({other.handler for other in unhandled if other.queue in due})
+        return f"runs need {needed[0] if len(needed) == 1 else counted(len(needed), 'other handler')}"
+    return "idle while runs wait" if due else ""
 
 
 def _row(each: ExecutorSummary, busy: int, known: dict[UUID, Service], usual: str | None) -> Row:

@@ -78,9 +78,7 @@ def strip(
     cells += [Counter(d=1) if each else Counter() for each in due]
     texts = ["".join(f"{letter}{many}" for letter, many in sorted(cell.items())) or "-" for cell in cells]
     text = " ".join(each if many == 1 else f"{each}*{many}" for each, _, many in segments(texts))
-    words = [
-        f"{number(total[letter])} {name}" for letter, name in {**NAMES, "d": "upcoming"}.items() if letter in total
-    ]
+    words = [f"{number(total[letter])} {name}" for letter, name in {**NAMES, "d": SCHEDULED}.items() if letter in total]
     words += ["upcoming"] if any(due) and "d" not in total else []
     paths = list(_paths(cells, pitch))
     if running_since is not None:

@@ -40,7 +40,7 @@ from tidewheel.nouns.jobs.model import JobDetail
 from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.nouns.runs.model import PageFilter, RunSummary, Status
 from tidewheel.nouns.runs.reads import count_queued, list_runs
-from tidewheel.runs import DEAD_LETTERED, RunState
+from tidewheel.runs import DEAD_LETTERED, Cause, RunState
 
 _LATE = timedelta(seconds=1)  # from the instant of a run to its start
 _RUNS = 50
@@ -125,7 +125,7 @@ class JobPage:
         return View(
             {
                 "now": now, "coming": coming, "past": past, "query": query, "errors": errors,
-                **_windows(along, job, now), "shows": list(Show), "zoom": _zoom(along), "zone": zone_name,
+                **_windows(along, job, now, latest), "shows": list(Show), "zoom": _zoom(along), "zone": zone_name,
                 "window": along.window if query.from_at is None else None,
                 "span": {"from": format_timestamp(along.begin), "to": format_timestamp(along.end)},
                 **head_of(connection, caller, job, "timeline", seen),
@@ -206,9 +206,13 @@ def _window(
     return window_of(max(ages)) if ages else Window.DAY
 
 
-def _windows(along: Axis, job: JobDetail, now: datetime) -> Mapping[str, object]:
-    """Return the windows that a job fills, and the one that has all of it; longer ones look the same."""
-    every, whole = list(Window), window_of(now - job.created_at)
+def _windows(along: Axis, job: JobDetail, now: datetime, latest: Sequence[RunSummary]) -> Mapping[str, object]:
+    """Return the windows that a job fills, and the one that has all of it; longer ones look the same.
+
+    A backfill may be older than its job.
+    """
+    is_backfilled = any(run.cause == Cause.BACKFILL for run in latest)
+    every, whole = list(Window), Window.QUARTER if is_backfilled else window_of(now - job.created_at)
     last = max(every.index(whole), every.index(along.window))
     return {"windows": every[: last + 1], "whole": every[last] if every[last] is not Window.QUARTER else None}
 

@@ -19,13 +19,14 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.axis import GRID, Axis, Window, axis
 from tidewheel.control.console.grid import NARROW as PITCH
 from tidewheel.control.console.jobs import Row, in_order, problems, row_of
+from tidewheel.control.console.rendering import zone_of_page
 from tidewheel.control.console.sentences import wait_label
 from tidewheel.control.console.tide import NARROW, WIDE, Counts, Span, Tide, sentence, tide
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, of_all_tenants, or_else, page_now, part, part_of, read_filters
 from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.control.explain.month import job_bins
-from tidewheel.control.reads.causes import Need, with_slots
+from tidewheel.control.reads.causes import RECOVERED, Need, with_slots
 from tidewheel.control.reads.findings import Severity
 from tidewheel.control.reads.fleet import able_of_each
 from tidewheel.control.reads.overview import Now, read_now_of
@@ -78,16 +79,17 @@ class OverviewPage:
         """Read each part by itself: one that fails leaves the others."""
         query, _ = read_filters(request, OverviewQuery)
         now = page_now(connection)
-        along = axis(Window(query.window), now, whole=True, windows=GRID)
+        along = axis(Window(query.window), now, zone_of_page(request)[1], whole=True, windows=GRID)
         along = replace(along, edges=[begin_of(along.begin), *along.edges[1:]])  # figures are of 5 seconds
         ahead = [along.now, *along.edges[along.behind + 1 :]]
         found = part(lambda: self._present(connection, caller, along, Stage[query.stage.upper()]))
         here, open_runs, figures = (found, found, found) if isinstance(found, Failed) else found
         upcoming = part_of(connection, read_upcoming, caller.tenant, self.shards, ahead)
-        needs = here.findings if isinstance(here, Now) else ()
+        causes = here.findings if isinstance(here, Now) else ()
+        needs = [need for need in causes if need.words != RECOVERED]
         shown = len(needs) if len(needs) == _NEEDS + 1 else _NEEDS
         backlogs = open_runs.backlogs if isinstance(open_runs, OpenRuns) else ()
-        jobs = part(lambda: _jobs(connection, caller, needs, backlogs[:_BACKLOGS], along))
+        jobs = part(lambda: _jobs(connection, caller, causes, backlogs[:_BACKLOGS], along))
         red = [row.job.job_id for row in jobs.rows if row.condition == "failing"] if isinstance(jobs, Jobs) else []
         ordered = sorted(needs, key=lambda need: need.severity != Severity.ERROR and need.job_id not in red)
         frozen = or_else(part_of(connection, frozen_spans, caller.tenant, along.begin, along.now), ())
@@ -96,9 +98,11 @@ class OverviewPage:
         return View(
             {
                 "now": now, "present": here, "open_runs": open_runs, "needs": ordered[:shown],
-                "smaller": ordered[shown:], "in_one_line": _SMALLER, "needs_count": len(needs), "steps": steps,
+                "smaller": ordered[shown:], "in_one_line": _SMALLER,
+                "recovered": [need for need in causes if need.words == RECOVERED],
+                "needs_count": len(needs), "steps": steps,
                 "hour_ago": format_timestamp(begin_of(now - _HOUR)), "windows": _WINDOWS, "stages": STAGES,
-                "title": _title(here, steps, failed, sees_all=caller.sees_fleet), "query": query,
+                "title": _title(needs, here, steps, failed, sees_all=caller.sees_fleet), "query": query,
                 "plot": _plot(along, figures, upcoming, urls, frozen),
                 "was_frozen": any(until > now - _HOUR for _, until, _ in frozen), "pitch": PITCH,
                 "late": _late(along, figures, query.stage), "waiting": sum(each.count for each in backlogs),
@@ -222,10 +226,12 @@ def _late(along: Axis, figures: ActivityFigures | Failed, stage: str) -> "Lines 
     return lateness_lines(along, p50, p99)._replace(figures=shown)
 
 
-def _title(here: Now | Failed, steps: int | Failed, failed: Sequence[Failed], *, sees_all: bool) -> str:
+def _title(
+    needs: Sequence[Need], here: Now | Failed, steps: int | Failed, failed: Sequence[Failed], *, sees_all: bool
+) -> str:
     """Return how all is; all is well only where every part was read, the fleet with them."""
-    if isinstance(here, Now) and here.findings:
-        return f"{counted(len(here.findings), 'problem')} {agreed(len(here.findings), 'needs', 'need')} attention"
+    if needs:
+        return f"{counted(len(needs), 'problem')} {agreed(len(needs), 'needs', 'need')} attention"
     if failed or not isinstance(here, Now) or isinstance(steps, Failed):
         return "A part could not be read, the others show no problem"
     if not steps:
@@ -255,7 +261,7 @@ def lateness_lines(along: Axis, p50: Sequence[float | None], p99: Sequence[float
         return round(height - 8 - (power - low) / (high - low) * (height - 24), 1)
 
     step = LATENESS_WIDTH / along.behind
-    rules = [(y(10.0**power), duration(timedelta(seconds=10.0**power))) for power in range(low, high + 1)]
+    rules = [(y(10.0**power), duration(timedelta(seconds=10.0**power), exact=True)) for power in range(low, high + 1)]
     pairs = [(at, p50[at - 1] if at else None, each) for at, each in enumerate(p50) if each is not None]
     line = [f"{'M' if before is None else 'L'}{at * step:.1f} {y(each)}h{step:.1f}" for at, before, each in pairs]
     bars = [f"M{(at + 0.5) * step:.1f} {rules[0][0]}V{y(each)}" for at, each in enumerate(p99) if each is not None]

@@ -137,7 +137,7 @@ class _Axis:
         for at in times[1:]:
             x = round(self.place(self.begin + at), 2)
             has_room = last + _ROOM <= x <= 100 - 1.6 * _ROOM
-            found.append((x, duration(at) if has_room else ""))
+            found.append((x, duration(at, exact=True) if has_room else ""))
             last = x if has_room else last
         return found
 

@@ -54,7 +54,7 @@ _FAMILIES: Mapping[str, str] = {
     AttemptOutcome.LOST: "trouble", AttemptOutcome.RELEASED: "ahead", AttemptOutcome.SNOOZED: "ahead",
 }  # fmt: skip
 _STATES = {
-    RunState.QUEUED: "waiting", "due": "waiting", SCHEDULED: "upcoming", RunState.WAITING: "awaiting completion",
+    RunState.QUEUED: "waiting", "due": "waiting", RunState.WAITING: "awaiting completion",
     Cause.WORKFLOW: "workflow or batch",
 }  # fmt: skip
 """States and causes by the words of the glossary, where they differ from the stored ones."""

@@ -23,7 +23,7 @@ function wordsOf(strip, at) {
   const day = end - begin < 1800000 ? {} : { weekday: "short" };
   const time = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", timeZone: document.body.dataset.zone, ...day });
   const isAhead = at >= strip.closest("table").dataset.behind;
-  const runs = found.map(([, letter, many]) => letter === "d" ? isAhead ? "upcoming" : `${many} upcoming` : `${Number(many).toLocaleString("en")} ${RUNS[letter]}`);
+  const runs = found.map(([, letter, many]) => letter === "d" ? isAhead ? "upcoming" : `${many} scheduled` : `${Number(many).toLocaleString("en")} ${RUNS[letter]}`);
   return `${time.format(begin)} · ${runs.join(", ") || "no run"}`;
 }
 

@@ -50,7 +50,7 @@ export interface Operations {
       lane?: "critical" | "standard" | "batch";
       /** Only jobs of this queue. */
       queue?: string;
-      /** Only jobs in this state; `unwell` are those in quarantine, or with a failure among their last 10 runs within seven days. */
+      /** Only jobs in this state; `unwell` are those in quarantine, or with a failure among their last 10 runs within seven days, or within the last 5 minutes. */
       status?: "active" | "paused" | "finished" | "quarantined" | "unwell";
     };
     body: unknown;

@@ -79,6 +79,23 @@ def test_silent_executors_come_first_and_many_are_grouped(pages: ApiClient) -> N
     shown(pages, "/fleet?find=reports", "reports", without="51 executors")
 
 
+def test_waiting_runs_without_a_handler_have_a_number_and_idle_executors_a_reason(pages: ApiClient) -> None:
+    database = pages.database
+    executor(database, HANDLER)
+    for key, runs, handler in (("known", 1, HANDLER), ("lost", 2, "lost")):
+        database.submit(key, overlap="allow_all", target=handler)
+        for _ in range(runs):
+            database.trigger(key)
+    database.execute("UPDATE job_runs SET publish_at = publish_at - interval '1 min'")
+    shown(pages, "/fleet", "2 of 3 runs need a handler that no executor has", "idle while runs wait")
+    database.execute("DELETE FROM job_runs WHERE handler <> 'lost'")
+    shown(pages, "/fleet", "0 of 4, runs need lost")
+    database.execute("UPDATE executors SET queues = '{reports}'")
+    shown(pages, "/fleet", "0 of 4, runs wait in other queues")
+    database.apply_batch({"type": "freeze", "scope": "fleet"})
+    shown(pages, "/fleet", "0 of 4, 1 queue frozen")
+
+
 def test_executor_that_renews_no_lease_while_its_process_lives_is_stuck(pages: ApiClient) -> None:
     stuck = uuid4()
     executor(pages.database, HANDLER, executor_id=stuck, silent="1 h")

@@ -108,7 +108,7 @@ def test_words_name_each_outcome_and_an_unread_row_has_none() -> None:
     assert strip(row, [False, True], NARROW).words == "1,200 succeeded, 2 failed, upcoming"
     assert strip([{}], (), NARROW).words == "no run"
     ahead = strip([{SCHEDULED: 2, RunState.QUEUED: 1}], (), NARROW)
-    assert (ahead.words, ahead.total["a"]) == ("1 waiting, 2 upcoming", 1), "a run that may not start yet does not wait"
+    assert (ahead.words, ahead.total["a"]) == ("1 waiting, 2 scheduled", 1), "a scheduled run does not wait"
     assert strip((), (), NARROW).words == "no figures"
     assert set(strip([dict.fromkeys(RunState, 1)], (), NARROW).total) == set(NAMES), "each state has a letter"
 

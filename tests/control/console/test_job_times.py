@@ -141,7 +141,7 @@ def test_failures_since_a_version_name_its_change_and_lead_back(clocked: Clocked
     clocked.stop_clock(t("03-02T09:00:12"))
     for _ in range(2):
         clocked.end(ending(clocked.begun(), RunState.FAILED, error_type="E", error_message="token expired\nat line 4"))
-    page = shown(pages, "/jobs/job", "2 failures in a row since 09:00, 12 s after version 2 was saved.")
+    page = shown(pages, "/jobs/job", "2 failures in a row since 09:00, 12.0 s after version 2 was saved.")
     assert "<bdi>E: token expired</bdi>" in page
     assert "Changed since version 1: <code>payload</code> from {&#34;token&#34;: &#34;a&#34;} to" in page
     assert 'href="/jobs/job/versions?a=1&amp;b=2">Compare 1 and 2</a>' in page
@@ -291,7 +291,7 @@ def test_calendar_and_list_show_clock_changes_days_skips_and_moves(clocked: Cloc
     page = shown(pages, "/jobs/nightly/next", "19 Mar to 19 Apr", "▨ <bdi>holidays</bdi>")
     assert_has(page, "the clock goes from 02:00 to 03:00", "Skip…")
     assert [day in page for day in (">16<", ">1 Apr<", ">19<", ">20 Apr<")] == [True, True, True, False]
-    shown(pages, "/jobs/nightly/next?month=2026-03", "March 2026")
+    shown(pages, "/jobs/nightly/next?month=2026-03", "March 2026", 'name="month" aria-label="Month" value="2026-03"')
     answer = posted(pages, "/jobs/nightly/skip?at=2026-03-21T01:30:00Z", reason="<b>closed")
     assert answer.headers["location"] == "/jobs/nightly/next"
     shown(pages, "/jobs/nightly/next", "will be skipped.", "◆ 1 skipped", "&lt;b&gt;closed", "Undo…")

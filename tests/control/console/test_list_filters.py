@@ -119,7 +119,7 @@ def test_each_state_with_runs_has_their_number_under_the_other_filters(
     assert 'href="/runs?status=succeeded&amp;queue=reports&amp;last=7d"' in narrowed
     monkeypatch.setattr(reads, "_LOOKED_AT_FOR_STATES", 2)
     assert counts(pages, "/runs") == {
-        "All": "7", "Upcoming": "", "Waiting": "", "Buffered": "", "Running": "", "Awaiting completion": "",
+        "All": "7", "Scheduled": "", "Waiting": "", "Buffered": "", "Running": "", "Awaiting completion": "",
         "Retrying": "", "Cancelling": "", "Succeeded": "", "Failed": "", "Timed out": "", "Cancelled": "",
         "Skipped": "",
     }, "a lower bound beside the total would contradict it"  # fmt: skip

@@ -183,8 +183,8 @@ def test_jobs_of_slow_runs_have_their_p50_p99_and_share(clocked: ClockedDatabase
     [table] = re.findall(r"<h2>By job</h2>.*?</table>", shown(pages, "/runs/slow?last=1h"), re.DOTALL)
     rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr>(<td.*?)</tr>", table, re.DOTALL)]
     assert [[re.sub("<[^>]+>", "", cell) for cell in row] for row in rows] == [
-        ["b", "1", "30 s", "30 s", "75.0%"],
-        ["a", "4", "1 s", "7 s", "25.0%"],
+        ["b", "1", "30.0 s", "30.0 s", "75.0%"],
+        ["a", "4", "1.00 s", "7.00 s", "25.0%"],
     ]
 
 

@@ -153,6 +153,8 @@ def test_list_of_jobs_shows_the_last_runs_and_which_fail_in_one_of_ten(pages: Ap
         pages.database.succeed(pages.database.begun("charge"))
     assert 'href="/jobs/charge"' in shown(pages, "/jobs?status=unwell"), "one of its last ten runs failed"
     pages.database.succeed(pages.database.begun("charge"))
+    assert 'href="/jobs/charge"' in shown(pages, "/jobs?status=unwell"), "it failed within five minutes"
+    pages.database.execute("UPDATE finished_runs SET finished_at = finished_at - interval '6 min'")
     assert 'href="/jobs/charge"' not in shown(pages, "/jobs?status=unwell")
 
 

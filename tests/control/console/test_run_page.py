@@ -291,11 +291,11 @@ def test_chain_of_retries_is_links_and_one_with_a_delay_is_scheduled(pages: ApiC
     first = pages.database.begun()
     pages.database.end(ending(first, RunState.FAILED))
     second = posted(pages, f"/runs/{first.run_id}/retry", delay="1h").headers["location"]
-    assert '<span class="word">upcoming</span>' in shown(pages, second)
-    assert f'→ <a href="{second}">2nd upcoming</a>' in shown(pages, f"/runs/{first.run_id}")
+    assert '<span class="word">scheduled</span>' in shown(pages, second)
+    assert f'→ <a href="{second}">2nd scheduled</a>' in shown(pages, f"/runs/{first.run_id}")
     number = pages.database.value("SELECT id FROM dead_letters WHERE run_id = %s", [first.run_id])
     retried = shown(pages, f"/dead-letters/{number}").partition("<span>retried by ")[2]
-    assert ">upcoming</span>" in retried.partition("</p>")[0]
+    assert ">scheduled</span>" in retried.partition("</p>")[0]
     chain = pages.get(f"/api/v1/runs/{first.run_id}").json()["retry_chain"]
     assert [each["state"] for each in chain["next"]] == ["scheduled"]
 

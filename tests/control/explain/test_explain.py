@@ -50,7 +50,7 @@ def test_an_occurrence_that_fired_shows_its_run_and_every_attempt(clocked: Clock
     )
     assert [(each.outcome, each.error_message) for each in fired.run.attempts] == [("failed", "no such address")]
     assert fired.run.late == timedelta(seconds=2)
-    assert "2 s late" in fired.words
+    assert "2.00 s late" in fired.words
     assert "ValueError" in fired.words
     assert (fired.before, fired.after) == (None, t("03-03T09:00"))
     assert fired.version is not None
@@ -97,7 +97,7 @@ def test_late_occurrence_names_its_outcome(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:10:30")
     late = explanation_of(clocked, t("03-02T08:10"))
     assert late.outcome is OccurrenceOutcome.WAITING
-    assert "30 s late" in late.words
+    assert "30.0 s late" in late.words
     assert "The next poll creates its run" in late.words
     assert "The timer is at 2026-03-02T08:01:00Z" in late.words
     missed = explanation_of(clocked, t("03-02T08:05"))

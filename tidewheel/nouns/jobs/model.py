@@ -38,7 +38,10 @@ class JobFilter(TypedDict, total=False):
     quarantined: Annotated[bool | None, Field(description="Only quarantined jobs, or only the others.")]
     unwell: Annotated[
         bool | None,
-        Field(description="Only jobs that are quarantined or that failed in one of their last 10 runs, or the others."),
+        Field(
+            description="Only jobs that are quarantined, or that failed in one of their last 10 runs or within the last"
+            " 5 minutes, or the others."
+        ),
     ]
 
 

@@ -94,7 +94,7 @@ def jobs_of(connection: Conn, tenant: str, job_ids: Sequence[UUID]) -> list[JobS
 
 
 def find_unwell(connection: Conn, job_ids: Sequence[UUID]) -> set[UUID]:
-    """Return those of some jobs with a failure among their last 10 ends, as the filter `unwell` has them."""
+    """Return those of some jobs that fail, as the filter `unwell` has them."""
     rows = connection.execute(_SQL["find_unwell"], {"job_ids": uuids(job_ids)}, binary=True).fetchall()
     return {job for (job,) in cast("list[tuple[UUID]]", rows)}
 

@@ -44,7 +44,7 @@ class JobsQuery(PageQuery):
         Literal["active", "paused", "finished", "quarantined", "unwell"] | None,
         Field(
             description="Only jobs in this state; `unwell` are those in quarantine, or with a failure among their last "
-            "10 runs within seven days."
+            "10 runs within seven days, or within the last 5 minutes."
         ),
     ] = None
 
