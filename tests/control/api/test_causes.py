@@ -78,8 +78,8 @@ def test_job_that_fails_in_a_row_fails_until_it_succeeds(client: ApiClient) -> N
     assert need["remedy"].startswith("tidewheel dlq redrive --job ")
     finish(database, HOSTILE, *[SUCCEEDED] * 10)
     assert needs(client, "failing_job")[0]["words"] == "failing intermittently", "the failure is younger than 5 minutes"
-    for table in ("finished_runs", "failed_runs"):
-        database.execute(f"UPDATE {table} SET finished_at = finished_at - interval '6 min'")
+    database.execute("UPDATE finished_runs SET finished_at = finished_at - interval '6 min'")
+    database.execute("UPDATE failed_runs SET finished_at = finished_at - interval '6 min'")
     assert needs(client, "failing_job")[0]["words"] == "recovered"
 
 
