@@ -173,7 +173,7 @@ def _use(live: Sequence[Row], queue: str) -> str:
 def _waiting(
     connection: Connection, fleet: FleetStatus | Failed | None, live: Sequence[Row], *, all_listed: bool
 ) -> Mapping[str, object]:
-    """Return the queues and lanes whose oldest due run waits for long, the most runs first, and idle executors."""
+    """Return the queues and lanes whose oldest due run waits for long, and why executors are idle."""
     if not isinstance(fleet, FleetStatus):
         return {"late": (), "idle": {}}
     late = sorted((each for each in fleet.due if each.due and each.oldest >= _LATE), key=lambda each: -each.due)

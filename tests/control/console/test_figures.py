@@ -140,7 +140,6 @@ def test_every_figure_of_the_overview_is_what_the_rows_count(seeded: tuple[ApiCl
     rows = page.count('<div class="what">')
     smaller = sum(map(_number, texts("smaller")))
     assert _number(texts("problems")[0]) == rows + smaller
-    assert texts("recovered") == ["1"], "which is no problem"
     assert set(found) <= set(COUNTS), "a figure without a statement"
 
 
