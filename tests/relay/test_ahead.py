@@ -41,7 +41,7 @@ def register(relaying: Relaying, queue: str, *, keeps_early: bool) -> None:
     )
 
 
-def test_run_leaves_early_where_every_executor_keeps_it(stopped: Relaying) -> None:
+def test_run_leaves_early_where_every_executor_keeps_it(stopped: Relaying, clocked: ClockedDatabase) -> None:
     early, mixed, other = (stopped.topic(f"runs.{name}standard") for name in ("", "mixed.", "other."))
     register(stopped, "default", keeps_early=True)
     register(stopped, "mixed", keeps_early=True)
@@ -52,14 +52,14 @@ def test_run_leaves_early_where_every_executor_keeps_it(stopped: Relaying) -> No
     with stopped.running(topic_prefix=stopped.prefix):
         until(lambda: len(stopped.arrived(early)) == 3, "those of the first queue have left")
         assert stopped.left() == 3 + 3 + 2
-        stopped.database.advance(SOON)
+        clocked.advance(SOON)
         until(lambda: stopped.left() == 2, "the others leave at their time")
-        stopped.database.advance(LATER - SOON)
+        clocked.advance(LATER - SOON)
         stopped.until_empty()
     assert stopped.values(early) == [b"a"] * 3 + [b"b"] * 2
 
 
-def test_early_runs_are_bounded_and_the_rest_leaves_at_its_time(stopped: Relaying) -> None:
+def test_early_runs_are_bounded_and_the_rest_leaves_at_its_time(stopped: Relaying, clocked: ClockedDatabase) -> None:
     topic = stopped.topic("runs.standard")
     register(stopped, "default", keeps_early=True)
     burst = runs(stopped, topic, "a", 1000, publish_at=stopped.due_at(SOON))
@@ -70,7 +70,7 @@ def test_early_runs_are_bounded_and_the_rest_leaves_at_its_time(stopped: Relayin
         stopped.write(*runs(stopped, topic, "b", 1))
         until(lambda: b"b" in stopped.values(topic), "a run that is due passes those that are not")
         assert len(stopped.arrived(topic)) <= SLOTS * PER_SLOT + CREDIT + 1
-        stopped.database.advance(SOON)
+        clocked.advance(SOON)
         stopped.database.execute("DELETE FROM job_runs")  # all are claimed
         stopped.until_empty()
     assert sorted(each.key or b"" for each in stopped.arrived(topic) if each.value == b"a") == sorted(

@@ -298,7 +298,7 @@ def test_dialog_of_selected_runs_counts_those_between_two_attempts_apart(pages: 
     pages.database.requeue(retried, AttemptOutcome.FAILED, timedelta(hours=1))
     dialog = shown(pages, f"/runs/cancel?run={retried.run_id}&run={started.run_id}&run={queued}")
     for words in (
-        "1 run has not started; it ends", "1 run has started. An attempt under way",
+        "1 run has not started and ends", "1 run has started. An attempt under way",
         "1 run is between two attempts. No further attempt",
     ):  # fmt: skip
         assert words in dialog

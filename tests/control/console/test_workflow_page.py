@@ -96,7 +96,7 @@ def test_resume_names_what_runs_again_and_opens_a_generation(pages: ApiClient) -
     dialog = shown(pages, f"/workflows/{root}/resume", "Retry 2 jobs of a?")
     assert_has(dialog, "<bdi>2 jobs stay as they are.</bdi>", "<li><bdi>b</bdi></li><li><bdi>d</bdi></li>")
     assert_has(dialog, "1 dead letter is then marked retried.", without="open retry")
-    retry = shown(pages, f"/runs/{run_of(pages.database, 'b')}/retry", "the current job version (1, unchanged).")
+    retry = shown(pages, f"/runs/{run_of(pages.database, 'b')}/retry", "the current version, 1 (unchanged).")
     assert "Its dead letter is then marked retried." in retry
     assert posted(pages, f"/runs/{run_of(pages.database, 'b')}/retry").status_code == HTTPStatus.SEE_OTHER
     dialog = shown(pages, f"/workflows/{root}/resume", "1 open retry run continues beside the new runs.")
